@@ -1,0 +1,41 @@
+"""Source text and what a caller must know to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ir.compute import Dag
+
+Role = Literal["input", "constant", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One pointer of the call, in order. "constant": prepared once, before the first call (see Kernel.prepare)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One function `void entry(void *const *arguments, void *workspace)`.
+
+    key:       identifies workload, sketch and choices; embedded in the binary and checked after loading
+    source:    the function alone; `codegen.c.PRELUDE` must precede it once in a translation unit
+    arguments: inputs, constants, then outputs, the order of the pointers
+    prepare:   for a constant whose layout the program chose: a DAG from the workload's constant inputs to it, by
+               argument name. A constant argument that is not in here is the workload's input as it stands.
+    workspace_bytes: scratch the caller provides, 64-byte aligned, shared by the kernel's threads
+    """
+
+    key: str
+    entry: str
+    source: str
+    arguments: tuple[Argument, ...]
+    prepare: tuple[tuple[str, Dag], ...] = ()
+    workspace_bytes: int = 0
+    language: str = "c"

@@ -1,0 +1,1 @@
+"""The nouns: expressions, compute DAGs, graphs, workloads, schedules, loop nests, targets."""

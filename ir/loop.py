@@ -1,0 +1,78 @@
+"""The loop nest: what runs, in order, before it is text.
+
+Loop kinds are annotations: run one after the other, every nest means the same. `unroll` loops become straight
+code and their index is a constant there; a `vector` loop becomes one vector operation per statement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ir.expr import Axis, Expr
+
+LoopKind = Literal["serial", "parallel", "unroll", "vector"]
+Scope = Literal["register", "stack", "workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """for (var = 0; var < extent; var++) body. `extent` may depend on outer variables; it never exceeds var.extent."""
+
+    var: Axis
+    extent: Expr
+    body: tuple[Stmt, ...]
+    kind: LoopKind = "serial"
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """Scalar condition over loop variables."""
+
+    condition: Expr
+    then: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A buffer that lives from here to the end of the block.
+
+    register: indexed by constants once unrolled, innermost dimension = vector lanes. stack: per thread, small.
+    workspace: from the caller, 64-byte aligned, shared by threads; only at the top level of a nest.
+    """
+
+    buffer: str
+    shape: tuple[int, ...]
+    dtype: str
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[index] = value. Under a vector loop that the index does not mention it is a horizontal reduction."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+Stmt = For | If | Alloc | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An argument: row-major, its first element `align` bytes aligned."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A kernel's body. Inputs are only read; outputs are written completely."""
+
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
