@@ -1,0 +1,322 @@
+"""From source text to shared objects: which compiler, which flags, and a pool of compiler processes.
+
+Many kernels share a translation unit, because starting the compiler costs more than a kernel (an empty file 26 ms,
+a packed GEMM tile 59 ms alone and 21 ms as one of 16). A unit that fails is built again without the kernels its
+errors name, so a bad program costs only itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from codegen.kernel import Kernel
+from ir.target import Target
+from ir.timing import Failure
+
+Kind = Literal["gcc", "clang", "zig"]
+
+VARIABLE = "TILEWRIGHT_CC"
+HINT = "install one with `apt-get install gcc` or `pip install ziglang`, or name it in $" + VARIABLE
+PROBE_SECONDS = 60.0  # the first run of `zig cc` builds parts of libc (5 s measured)
+ERROR = re.compile(r"^(?P<file>[^:\n]+):\d+:\d+: (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+
+
+class ToolchainError(Exception):
+    """There is no C compiler, or the one that was named does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """command: how it is called. version: its first line of `--version`. openmp: a program with threads ran."""
+
+    command: tuple[str, ...]
+    kind: Kind
+    version: str
+    openmp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """One kernel in a shared object. `build_seconds`: its share of the compiler's wall time."""
+
+    path: Path
+    entry: str
+    key: str
+    kernel: Kernel
+    build_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a command did. `code` is None when it ran out of time and its process group was killed."""
+
+    code: int | None
+    output: str
+    errors: str
+    seconds: float
+
+
+# ---------------------------------------------------------------------------------------------- which compiler
+
+
+def find_compiler(environ: Mapping[str, str]) -> Compiler:
+    """$TILEWRIGHT_CC, gcc, clang, `python -m ziglang cc`: the first that compiles and runs a program.
+
+    A compiler that is named in the environment is never replaced by another. Raises ToolchainError.
+    """
+    named = environ.get(VARIABLE, "").strip()
+    tried = []
+    for command in [shlex.split(named)] if named else _candidates(environ.get("PATH", os.defpath)):
+        found = _examine(tuple(command))
+        if isinstance(found, Compiler):
+            return found
+        tried.append(found)
+    if named:
+        raise ToolchainError(f"${VARIABLE} = {named!r} does not work: {tried[0]}; {HINT}")
+    raise ToolchainError("; ".join(["no C compiler found", *tried, HINT]))
+
+
+def _candidates(path: str) -> list[list[str]]:
+    found = [[name] for name in ("gcc", "clang") if shutil.which(name, path=path)]
+    if importlib.util.find_spec("ziglang"):
+        found.append([sys.executable, "-m", "ziglang", "cc"])
+    return found
+
+
+def _examine(command: tuple[str, ...]) -> Compiler | str:
+    """The compiler behind a command, or one line that says what is wrong with it."""
+    try:
+        version = execute([*command, "--version"], "", PROBE_SECONDS).output
+    except OSError as e:
+        return f"{shlex.join(command)}: {e.strerror}"
+    wrong = _runs(command, (), "int main(void) { return 0; }")
+    if wrong:
+        return f"{shlex.join(command)}: {wrong}"
+    threads = "#include <omp.h>\nint main(void) { int n = 0;\n#pragma omp parallel reduction(+:n)\nn++; return n < 1; }"
+    openmp = not _runs(command, ("-fopenmp",), threads)
+    return Compiler(command, _kind(command, version), version.partition("\n")[0].strip(), openmp)
+
+
+def _kind(command: tuple[str, ...], version: str) -> Kind:
+    """By what it says of itself, not by its name: `gcc` may be a link to clang."""
+    if "ziglang" in command or Path(command[0]).name == "zig":
+        return "zig"
+    return "clang" if "clang" in version else "gcc"
+
+
+def _runs(command: tuple[str, ...], extra: tuple[str, ...], text: str) -> str:
+    """Empty when the program compiles, starts and returns 0; else one line."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program")
+        built = execute([*command, *extra, "-x", "c", "-", "-o", str(program)], text, PROBE_SECONDS)
+        if built.code != 0:
+            return first_error(built)
+        ran = execute([str(program)], "", PROBE_SECONDS)
+        return "" if ran.code == 0 else f"a compiled program ended with {ran.code} {ran.errors.strip()}"
+
+
+# ---------------------------------------------------------------------------------------------- flags
+
+
+def flags(target: Target, final: bool = False) -> tuple[str, ...]:
+    """Compile and link flags of a shared object: recorded with every timing, so they name features, never `native`.
+
+    -O2, because -O3 gains nothing on vector-typed code and -O1 has no FMA; nothing that lets the compiler change the
+    order of a sum (-ffast-math breaks polynomials). Feature flags alone are as fast as -march=native here (gcc 12,
+    packed GEMM 6x64: 168 and 167 GFLOP/s), whatever -mtune says. `final` adds what makes the file smaller and
+    reproducible; the machine code stays the code that was measured.
+    """
+    threads = ("-fopenmp",) if target.threads > 1 else ()
+    last = ("-s", "-fno-ident", "-Wl,--build-id=none") if final else ()
+    safe = ("-std=gnu11", "-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
+    return ("-O2", *feature_flags(target), *safe, *threads, *last, "-fPIC", "-shared")
+
+
+def feature_flags(target: Target) -> tuple[str, ...]:
+    """The instruction set in the compiler's words."""
+    if target.arch == "x86_64":
+        width = f"-mprefer-vector-width={8 * target.vector_bytes}"
+        return (*(f"-m{f}" for f in target.features), *([width] if target.features else []))
+    if target.arch == "aarch64" and target.features:
+        return ("-march=" + "+".join(["armv8-a", *target.features]),)
+    return ()
+
+
+# ---------------------------------------------------------------------------------------------- running a command
+
+
+def execute(command: Sequence[str], text: str, timeout: float, memory_bytes: int | None = None) -> Completed:
+    """Run a command with `text` on its standard input, in a process group of its own.
+
+    After `timeout` seconds the whole group is killed: the compiler proper is a child of its driver. The memory limit
+    is set by a shell, since code between fork and exec is not safe in a process with threads. Raises OSError when
+    the command cannot be started.
+    """
+    limited = [*command]
+    if memory_bytes is not None:
+        limited = ["/bin/sh", "-c", 'ulimit -v "$1"; shift; exec "$@"', "sh", str(memory_bytes // 1024), *command]
+    began = time.monotonic()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(limited, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        code: int | None
+        try:
+            output, errors = process.communicate(text.encode(), timeout)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+            code = None
+    seconds = time.monotonic() - began
+    return Completed(code, output.decode(errors="replace"), errors.decode(errors="replace"), seconds)
+
+
+def first_error(done: Completed) -> str:
+    """One line for people."""
+    if done.code is None:
+        return f"compiler killed after {done.seconds:.1f} s"
+    found = ERROR.search(done.errors)
+    if found:
+        return found["text"]
+    lines = [line for line in done.errors.splitlines() if "rror" in line] or done.errors.strip().splitlines()
+    return lines[0].strip() if lines else f"compiler ended with {done.code}"
+
+
+# ---------------------------------------------------------------------------------------------- building
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all units of one `build` share."""
+
+    command: tuple[str, ...]
+    prelude: str
+    directory: Path
+    timeout: float
+    memory_bytes: int
+
+
+def build(
+    kernels: Sequence[Kernel],
+    compiler: Compiler,
+    target: Target,
+    directory: Path,
+    *,
+    prelude: str,
+    final: bool = False,
+    unit: int = 16,
+    jobs: int | None = None,
+    timeout: float = 20.0,
+    memory_bytes: int = 2 << 30,
+) -> list[Binary | Failure]:
+    """Compile kernels, `unit` a translation unit, `jobs` units at once; answers stand in the order of the kernels.
+
+    timeout: seconds a unit, and for each kernel alone after a unit ran out of time. memory_bytes: address space of
+    one compiler; also bounds `jobs` by what is free. Each file gets a path that was never used before.
+    """
+    if target.threads > 1 and not compiler.openmp:
+        raise ToolchainError(f"{shlex.join(compiler.command)} has no OpenMP run time, so it builds for one thread only")
+    directory.mkdir(parents=True, exist_ok=True)
+    command = (*compiler.command, *flags(target, final), "-x", "c", "-")
+    job = _Job(command, prelude, directory, timeout, memory_bytes)
+    workers = jobs or slots(memory_bytes)
+    size = max(1, min(unit, -(-len(kernels) // workers)))  # a small batch still feeds every worker
+    units = [kernels[i : i + size] for i in range(0, len(kernels), size)]
+    with ThreadPoolExecutor(workers) as pool:
+        return [answer for answers in pool.map(lambda u: _build_unit(u, job), units) for answer in answers]
+
+
+def slots(memory_bytes: int) -> int:
+    """Compilers at once: one a usable core, as long as each may fill its memory limit."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, available_bytes() // memory_bytes))
+
+
+def available_bytes() -> int:
+    """Memory that could be had without swapping (Linux: MemAvailable)."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 1 << 30
+
+
+def _build_unit(kernels: Sequence[Kernel], job: _Job) -> list[Binary | Failure]:
+    """One file; on errors again without the culprits, or one by one when nobody can be named."""
+    path = job.directory / f"{uuid.uuid4().hex}.so"
+    done = execute([*job.command, "-o", str(path), "-lm"], _unit_text(kernels, job), job.timeout, job.memory_bytes)
+    if done.code == 0:
+        share = done.seconds / len(kernels)
+        return [Binary(path, k.entry, k.key, k, share) for k in kernels]
+    path.unlink(missing_ok=True)
+    if len(kernels) == 1:
+        return [Failure("compile", first_error(done))]
+    culprits = _culprits(done, len(kernels))
+    if not culprits:
+        return [answer for k in kernels for answer in _build_unit([k], job)]
+    rest = [k for i, k in enumerate(kernels) if i not in culprits]
+    others = iter(_build_unit(rest, job) if rest else [])
+    return [Failure("compile", culprits[i]) if i in culprits else next(others) for i in range(len(kernels))]
+
+
+def _unit_text(kernels: Sequence[Kernel], job: _Job) -> str:
+    """Prelude, then for each kernel a file name of its own for errors, its source, and its identity as a symbol."""
+    parts = ['#line 1 "prelude"', job.prelude]
+    for i, k in enumerate(kernels):
+        parts += [f'#line 1 "kernel{i}"', k.source, f"const char {k.entry}_id[] = {c_string(identity(k))};"]
+    return "\n".join(parts) + "\n"
+
+
+def _culprits(done: Completed, count: int) -> dict[int, str]:
+    """Kernels whose text the errors name, with their first error. Nobody when time or memory ran out."""
+    found: dict[int, str] = {}
+    if done.code is None:
+        return found
+    for error in ERROR.finditer(done.errors):
+        name = error["file"]
+        if name.startswith("kernel") and name[6:].isdigit() and int(name[6:]) < count:
+            found.setdefault(int(name[6:]), error["text"])
+    return found
+
+
+def identity(kernel: Kernel) -> str:
+    """What is embedded in the binary and asserted after loading: a reused path cannot pass for another program."""
+    return f"{kernel.key} {sha256(kernel.source.encode()).hexdigest()[:16]}"
+
+
+def c_string(text: str) -> str:
+    """A C literal; every byte that is not plain ASCII as octal."""
+    plain = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode())
+    return '"' + "".join(plain) + '"'
+
+
+def unbuilt(kernel: Kernel) -> Binary:
+    """A binary without a file, for runners that run nothing."""
+    return Binary(Path(os.devnull), kernel.entry, kernel.key, kernel)
+
+
+def collect(directory: Path, keep: Iterable[Path], max_bytes: int) -> int:
+    """Delete the oldest shared objects until `max_bytes` are left, never those in `keep`. Returns bytes freed."""
+    kept = {p.resolve() for p in keep}
+    files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in directory.glob("*.so"))
+    excess = sum(size for _, size, _ in files) - max_bytes
+    freed = 0
+    for _, size, f in files:
+        if freed >= excess:
+            break
+        if f.resolve() not in kept:
+            f.unlink(missing_ok=True)
+            freed += size
+    return freed

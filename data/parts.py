@@ -1,0 +1,183 @@
+"""A table on disk: a folder of Parquet parts, and the list of those that count.
+
+Every part is written once and never changed. A part counts unless the folder's manifest hides it. What the manifest
+hides is garbage, at every moment: a merged part that is not published yet, or parts that a merged part has replaced.
+At rest it hides nothing, so a lost manifest loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.files import publish, unique_name
+from data.schema import TABLE_KEY, VERSION_KEY, StoreError, Table
+
+SUFFIX = ".parquet"
+SEED = f"seed{SUFFIX}"  # no rows: a view over no file at all fails, and this one names every column
+MANIFEST = "manifest.json"
+ROW_GROUP_ROWS = 65_536
+LISTING_ATTEMPTS = 100  # a listing is disturbed by a compaction at most a few times; this many is a broken folder
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that lies among the parts and cannot be used. `reason` is one line."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What lies in a table's folder: `files` count, `skipped` do not.
+
+    Among the skipped, `outdated` and `newer` are whole, but of another version of the table.
+    """
+
+    files: tuple[Path, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    outdated: frozenset[Path] = frozenset()
+    newer: frozenset[Path] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The names that do not count. `token` is new at each change, so two equal manifests mean that none was between."""
+
+    token: str = ""
+    hidden: frozenset[str] = field(default_factory=frozenset)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """StoreError: it is there and cannot be read. It is replaced whole, so only a damaged disk or a hand does that."""
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+        return Manifest(str(content["token"]), frozenset(map(str, content["hidden"])))
+    except FileNotFoundError:
+        return Manifest()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"unreadable: {path}; remove it and check {folder} for doubled rows") from error
+
+
+def hide(folder: Path, names: frozenset[str]) -> None:
+    """Replace the manifest in one step: from now on exactly these names do not count."""
+    content = {"token": secrets.token_hex(8), "hidden": sorted(names)}
+    publish(folder / MANIFEST, json.dumps(content).encode())
+
+
+def encode(table: Table, rows: pa.Table) -> bytes:
+    """A Parquet file: zstd, page checksums, the table's name and version in its metadata."""
+    stamped = rows.replace_schema_metadata(table.arrow.metadata)
+    sink = pa.BufferOutputStream()
+    pq.write_table(stamped, sink, compression="zstd", write_page_checksum=True, row_group_size=ROW_GROUP_ROWS)
+    return bytes(sink.getvalue())
+
+
+def new_part(folder: Path) -> Path:
+    return folder / f"{unique_name()}{SUFFIX}"
+
+
+def read_part(path: Path) -> pa.Table:
+    """All rows, every page checked against its checksum. ArrowException, OSError: damaged."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        return file.read()
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """Columns of a part. ArrowException, OSError: damaged."""
+    return pq.read_schema(path)
+
+
+def version_of(path: Path) -> int:
+    """Schema version a part was written with."""
+    with pq.ParquetFile(path) as file:
+        return int(file.schema_arrow.metadata[VERSION_KEY])
+
+
+def listing(folder: Path, table: Table, deep: bool = False) -> Parts:
+    """The parts that count, each row once, also while they are being merged.
+
+    deep: read every page against its checksum, not the footer alone.
+
+    A name is read together with the manifest it belongs to: when the manifest is the same before and after the folder
+    was read, no part was published or retired between. A file that vanishes while it is looked at was merged by
+    someone: look again.
+    """
+    for _ in range(LISTING_ATTEMPTS):
+        before = read_manifest(folder)
+        names = sorted(name for name in os.listdir(folder) if _is_part(name) and name not in before.hidden)
+        if read_manifest(folder) != before:
+            continue
+        try:
+            return _sorted_out(table, [(folder / name, _verdict(folder / name, table, deep)) for name in names])
+        except FileNotFoundError:
+            continue
+    raise StoreError(f"files keep vanishing from {folder}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """version: 0 when there is none. fault: one line, empty for a whole part."""
+
+    version: int = 0
+    fault: str = ""
+
+
+def _is_part(name: str) -> bool:
+    return name.endswith(SUFFIX) and not name.startswith(".")
+
+
+def _sorted_out(table: Table, judged: list[tuple[Path, Verdict]]) -> Parts:
+    whole = [(path, verdict.version) for path, verdict in judged if not verdict.fault]
+    files = {path for path, version in whole if version == table.version}
+    return Parts(
+        files=tuple(sorted(files, key=_seed_first)),
+        skipped=tuple(Skipped(path, _reason(table, verdict)) for path, verdict in judged if path not in files),
+        outdated=frozenset(path for path, version in whole if version < table.version),
+        newer=frozenset(path for path, version in whole if version > table.version),
+    )
+
+
+def _seed_first(path: Path) -> tuple[bool, str]:
+    """By time, behind the seed: the first file orders the columns of a view."""
+    return path.name != SEED, path.name
+
+
+def _reason(table: Table, verdict: Verdict) -> str:
+    return verdict.fault or f"{table.name} version {verdict.version}, this Tilewright reads {table.version}"
+
+
+def _verdict(path: Path, table: Table, deep: bool) -> Verdict:
+    """FileNotFoundError: it is gone."""
+    if path.is_symlink() and not path.exists():
+        return Verdict(fault="a link that leads nowhere")
+    status = path.stat()
+    return _judge(path, status.st_size, status.st_mtime_ns, table.name, deep)
+
+
+@lru_cache(maxsize=1 << 16)  # a part never changes, so one look is enough; size and time tell when a hand changed it
+def _judge(path: Path, size: int, mtime_ns: int, table: str, deep: bool) -> Verdict:
+    del mtime_ns
+    if size == 0:
+        return Verdict(fault="empty file")
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=deep) as file:
+            metadata = file.schema_arrow.metadata or {}
+            for _ in file.iter_batches() if deep else ():
+                pass
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        return Verdict(fault=f"damaged: {str(error).splitlines()[0]}")
+    if metadata.get(TABLE_KEY) != table.encode() or not metadata.get(VERSION_KEY, b"").isdigit():
+        return Verdict(fault=f"not a part of {table}")
+    return Verdict(version=int(metadata[VERSION_KEY]))

@@ -1,0 +1,244 @@
+"""Questions to the store. Ours are files in `sql/`, one question each; a user's run in a process of their own.
+
+    run(store, "best_program", workload=key, target=target, device=device)      →  pa.Table
+    ask(store, "SELECT error_kind, count(*) FROM measurements GROUP BY ALL")    →  pa.Table
+
+There is one kind of connection: DuckDB in memory, with a view per table over the Parquet parts (`sql/views.sql`). A
+DuckDB file would lock out every other process. No value is ever formatted into SQL: parameters are `$names`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from data.files import StoreWarning
+from data.parts import Parts
+from data.sandbox import OFF, PROGRAM, Request, connection, first_line, make_views, set_parts
+from data.schema import TABLES
+from data.store import Store
+
+SQL = Path(__file__).parent / "sql"
+THREADS = 2  # the cores of a tuning machine belong to what is measured
+ATTEMPTS = 10  # each needs a compaction that ends between listing and opening
+SKIPPED_KEY = b"tilewright.skipped"
+TRUNCATED_KEY = b"tilewright.truncated"
+SQL_LENGTH = 100_000
+START_SECONDS = 5.0  # a child that is this much over its time does not answer interrupts; starting takes 0.4 s
+EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b|\s*\([^()]*\))?", re.IGNORECASE)
+OURS = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException, duckdb.OutOfMemoryException)
+FILE_TROUBLE = {"IOException", "InvalidInputException", "SerializationException", "InternalException", "RuntimeError"}
+
+
+class QueryError(Exception):
+    """The question cannot be answered. The message is one line, fit to be shown as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection to one store; each `run` sees what was appended until then. One thread at a time."""
+
+    store: Store
+    duckdb: duckdb.DuckDBPyConnection
+
+    def run(self, name: str, **params: Any) -> pa.Table:
+        """As the function `run`."""
+        sql = text(name)
+        _check_params(self.duckdb, name, sql, params)
+        return _steadily(self.store, lambda parts: self._answer(sql, params, parts))
+
+    def _answer(self, sql: str, params: dict[str, Any], parts: dict[str, Parts]) -> pa.Table:
+        set_parts(self.duckdb, _paths(parts))
+        return self.duckdb.sql(sql, params=params or None).to_arrow_table()
+
+    def close(self) -> None:
+        self.duckdb.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(store: Store) -> Connection:
+    """An in-memory DuckDB with a view per table. Costs some 50 ms: keep it for many questions."""
+    con = connection(THREADS)
+
+    def prepare(parts: dict[str, Parts]) -> pa.Table:
+        set_parts(con, _paths(parts))
+        make_views(con)
+        return pa.table({})
+
+    try:
+        _steadily(store, prepare)
+    except BaseException:
+        con.close()
+        raise
+    return Connection(store, con)
+
+
+def names() -> tuple[str, ...]:
+    """The questions that `run` knows."""
+    return tuple(sorted(path.stem for path in SQL.glob("*.sql") if path.name != "views.sql"))
+
+
+def text(name: str) -> str:
+    """The SQL of a question; its first lines say what it asks and what its $params are. QueryError: there is none."""
+    if name not in names():
+        raise QueryError(f"no question named {name!r}; there are {', '.join(names())}")
+    return (SQL / f"{name}.sql").read_text()
+
+
+def run(source: Store | Connection, name: str, **params: Any) -> pa.Table:
+    """The answer to the question in `sql/<name>.sql`. Every $param must be given; None is SQL's NULL.
+
+    Files that cannot be read are left out, with a StoreWarning and a count in the answer (`skipped`).
+    QueryError: no such question, a missing or unknown parameter, an unusable value. StoreError: no store there.
+    """
+    if isinstance(source, Connection):
+        return source.run(name, **params)
+    with connect(source) as opened:
+        return opened.run(name, **params)
+
+
+def ask(
+    store: Store, sql: str, limit: int = 1000, seconds: float = 10.0, memory_bytes: int = 1 << 30
+) -> pa.Table:  # fmt: skip
+    """The answer to one SELECT or EXPLAIN of a user: at most `limit` rows (`truncated` says whether there were more).
+
+    It can read the store and nothing else, write nothing, and is stopped after `seconds` or beyond `memory_bytes`.
+    Costs 0.4 s, for a process of its own. QueryError: refused, stopped or wrong. StoreError: no store there.
+    """
+    _check_statement(sql)
+
+    def answer(parts: dict[str, Parts]) -> pa.Table:
+        return _asked(Request(sql, _paths(parts), limit, seconds, memory_bytes))
+
+    return _steadily(store, answer)
+
+
+def skipped(answer: pa.Table) -> int:
+    """Files that were left out of an answer because they cannot be read."""
+    return int((answer.schema.metadata or {}).get(SKIPPED_KEY, b"0"))
+
+
+def truncated(answer: pa.Table) -> bool:
+    """Whether there were more rows than the limit."""
+    return TRUNCATED_KEY in (answer.schema.metadata or {})
+
+
+class _FileTrouble(Exception):
+    """Perhaps a part is gone or damaged: worth another look at the files. The message is one line."""
+
+
+def _steadily(store: Store, answer: Callable[[dict[str, Parts]], pa.Table]) -> pa.Table:
+    """Answer from the parts that count. Parts that were merged meanwhile are listed again, damaged ones left out."""
+    parts = {table: store.parts(table) for table in TABLES}
+    for _ in range(ATTEMPTS):
+        try:
+            table = answer(parts)
+        except (duckdb.Error, _FileTrouble) as error:
+            if isinstance(error, OURS):
+                raise QueryError(first_line(error)) from error
+            again = {table: store.parts(table) for table in TABLES}
+            if again == parts:
+                again = {table: store.parts(table, deep=True) for table in TABLES}
+            if again == parts:  # every page of every part is whole: the question is at fault
+                raise QueryError(first_line(error)) from error
+            parts = again
+        else:
+            return _counted(store, table, parts)
+    raise QueryError(f"the files in {store.root} keep changing; ask again")
+
+
+def _counted(store: Store, answer: pa.Table, parts: dict[str, Parts]) -> pa.Table:
+    """The answer with its count of skipped files, said aloud."""
+    bad = [item for table in parts.values() for item in table.skipped]
+    if not bad:
+        return answer
+    message = f"{len(bad)} files in {store.root} left out, the first is {bad[0].path.name}: {bad[0].reason}"
+    warnings.warn(StoreWarning(message), stacklevel=5)
+    return answer.replace_schema_metadata({**(answer.schema.metadata or {}), SKIPPED_KEY: str(len(bad)).encode()})
+
+
+def _paths(parts: dict[str, Parts]) -> dict[str, list[str]]:
+    return {table: [str(path) for path in found.files] for table, found in parts.items()}
+
+
+def _check_params(con: duckdb.DuckDBPyConnection, name: str, sql: str, params: dict[str, Any]) -> None:
+    """QueryError: not exactly the $params of the question."""
+    wanted = {param for statement in con.extract_statements(sql) for param in statement.named_parameters}
+    if missing := sorted(wanted - set(params)):
+        raise QueryError(f"{name} needs ${missing[0]}; give None for NULL")
+    if unknown := sorted(set(params) - wanted):
+        raise QueryError(f"{name} has no ${unknown[0]}; it has {', '.join(f'${param}' for param in sorted(wanted))}")
+
+
+def _check_statement(sql: str) -> None:
+    """QueryError: anything but one SELECT, or an EXPLAIN of one. Nothing is run here."""
+    if len(sql) > SQL_LENGTH:
+        raise QueryError(f"the query is longer than {SQL_LENGTH} characters")
+    with duckdb.connect(":memory:", config={**OFF, "threads": "1"}) as parser:
+        statement = _only_statement(parser, sql)
+        if statement.type == duckdb.StatementType.EXPLAIN:
+            _check_explained(parser, statement.query)
+        elif statement.type != duckdb.StatementType.SELECT:
+            raise QueryError(f"only SELECT and EXPLAIN are answered, this is {statement.type.name}")
+        if statement.named_parameters:
+            raise QueryError("the query has parameters; write values into it")
+
+
+def _check_explained(parser: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """EXPLAIN ANALYZE runs what it explains, so that must be a SELECT too."""
+    prefix = EXPLAIN.match(sql)
+    explained = _only_statement(parser, sql[prefix.end() :]) if prefix else None
+    if explained is None or explained.type != duckdb.StatementType.SELECT:
+        raise QueryError("only EXPLAIN of a SELECT is answered")
+
+
+def _only_statement(parser: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    try:
+        statements = parser.extract_statements(sql)
+    except duckdb.Error as error:
+        raise QueryError(first_line(error)) from error
+    if len(statements) != 1:
+        raise QueryError(f"one statement is answered, these are {len(statements)}" if statements else "an empty query")
+    return statements[0]
+
+
+def _asked(request: Request) -> pa.Table:
+    """Run the child. _FileTrouble: it may be the files. QueryError: refused, stopped, or it died."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROGRAM)],
+            input=request.text.encode(), capture_output=True, timeout=request.seconds + START_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise QueryError(f"stopped after {request.seconds:g} seconds") from error
+    header, _, body = done.stdout.partition(b"\n")
+    if done.returncode or not header:  # an allocation beyond the limit ends some C++ code at once
+        raise QueryError(f"the query needs more than {request.memory_bytes >> 20} MB, or crashed")
+    answer = json.loads(header)
+    if "error" in answer:
+        raise _child_error(answer["error"], answer["line"], request.seconds)
+    table = pa.ipc.open_stream(io.BytesIO(body)).read_all()
+    return table.replace_schema_metadata({TRUNCATED_KEY: b"yes"}) if answer["truncated"] else table
+
+
+def _child_error(kind: str, line: str, seconds: float) -> Exception:
+    if kind == "InterruptException":
+        return QueryError(f"stopped after {seconds:g} seconds")
+    return _FileTrouble(line) if kind in FILE_TROUBLE else QueryError(line)

@@ -1,0 +1,295 @@
+"""The tables, read as tables: every column with its type and its meaning.
+
+Names carry units (`*_seconds`, `*_bytes`, `*_gflops`); a column's meaning also travels in the Parquet files, as field
+metadata under the key "doc". What cannot be derived is stored, and nothing else: features and loop nests are recomputed
+from a sketch's text and a program's choices.
+
+Versions. A new nullable column needs none: parts written before it read as NULL. A change of meaning raises the table's
+`version`, which every part carries in its file metadata as `tilewright.schema`, and adds a row to MIGRATIONS; parts of
+an older version are rewritten when a store is opened, and a store with parts of a newer version is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+TABLE_KEY = b"tilewright.table"
+VERSION_KEY = b"tilewright.schema"
+
+TEXT = pa.string()
+TEXTS = pa.list_(pa.string())
+INT = pa.int32()
+LONG = pa.int64()
+INTS = pa.list_(pa.int32())
+REAL = pa.float64()
+REALS = pa.list_(pa.float64())
+BOOL = pa.bool_()
+TIME = pa.timestamp("us", tz="UTC")
+LEVELS = pa.list_(pa.struct([("level", TEXT), ("bytes", LONG), ("gb_per_second", REAL)]))
+
+SECONDS_LIMIT = 1e9  # thirty years: a larger "time" is a sentinel such as 1e10, and those are what NULL is for
+POSITIVE = frozenset({"best_seconds", "score", "incumbent_seconds"})  # zero here would be a sentinel too
+
+Row = Mapping[str, Any]
+Migration = Callable[[pa.Table], pa.Table]
+
+
+class StoreError(Exception):
+    """The store cannot do what was asked. The message is one line, fit to be shown as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `null`: may be absent, and NULL then has a meaning of its own (failed, unknown, not yet)."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    null: bool = False
+
+    @property
+    def field(self) -> pa.Field:
+        return pa.field(self.name, self.type, nullable=self.null, metadata={"doc": self.doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. `version` rises when the meaning of a column changes, not when a nullable column is added."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    version: int = 1
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema, with the table's name and version as a part carries them."""
+        return pa.schema(
+            [column.field for column in self.columns],
+            metadata={TABLE_KEY: self.name.encode(), VERSION_KEY: str(self.version).encode()},
+        )
+
+
+NULL = True
+CREATED = Column("created", TIME, "when the row was written (UTC); filled in by the store when left out")
+
+WORKLOADS = Table("workloads", "A fused subgraph that was tuned. Rows of one key describe the same computation.", (
+    Column("key",        TEXT,  "canonical key: names, constant values and the order of inputs do not matter"),
+    Column("name",       TEXT,  "for people, such as conv2d_1x56x56x64_add_relu"),
+    Column("dag_text",   TEXT,  "the compute DAG; parses back"),
+    Column("flops",      REAL,  "floating-point operations of one call"),
+    Column("bytes",      REAL,  "bytes of inputs and outputs of one call, each counted once"),
+    Column("space_size", REAL,  "programs in the search space, all sketches together", NULL),
+    Column("inputs",     TEXT,  "signature of the inputs: names, shapes, dtypes"),
+    Column("outputs",    TEXT,  "signature of the outputs: names, shapes, dtypes"),
+    Column("model",      TEXT,  "the model it came from", NULL),
+    Column("weight",     INT,   "times it occurs in that model"),
+    Column("origin",     TEXTS, "graph nodes it was made of", NULL),
+    CREATED,
+))  # fmt: skip
+
+SKETCHES = Table("sketches", "A schedule with holes: the structure that programs share.", (
+    Column("key",      TEXT,  "hash of the text"),
+    Column("workload", TEXT,  "workloads.key"),
+    Column("text",     TEXT,  "DAG and steps; parses back"),
+    Column("rules",    TEXTS, "names of the rules that made its steps, in order"),
+    Column("holes",    TEXT,  "JSON: name and domain of every hole, in the order of the columns of choices"),
+    CREATED,
+))  # fmt: skip
+
+PROGRAMS = Table("programs", "A sketch plus choices: one row per program proposed for measurement.", (
+    Column("key",        TEXT,  "hash of sketch and choices"),
+    Column("workload",   TEXT,  "workloads.key"),
+    Column("sketch",     TEXT,  "sketches.key"),
+    Column("choices",    INTS,  "an index into the domain of each hole"),
+    Column("run",        TEXT,  "runs.key of the run that proposed it"),
+    Column("round",      INT,   "round of that run, from 0"),
+    Column("parents",    TEXTS, "programs.key of what it was mutated or crossed from; empty: sampled", NULL),
+    Column("mutation",   TEXT,  "name of the operator that made it; NULL: sampled", NULL),
+    Column("prediction", REAL,  "the cost model's score when it was proposed, higher is better; NULL: no model", NULL),
+    Column("seed",       LONG,  "seed of the round: (workload, history, seed) replays it"),
+    Column("target",     TEXT,  "what it was proposed for: kind, ISA and thread count in one stable text"),
+    CREATED,
+))  # fmt: skip
+
+MEASUREMENTS = Table("measurements", "What came back from the hardware, failures included. The only timing there is.", (
+    Column("program",       TEXT,  "programs.key"),
+    Column("workload",      TEXT,  "workloads.key"),
+    Column("run",           TEXT,  "runs.key"),
+    Column("round",         INT,   "round of that run, from 0"),
+    Column("target",        TEXT,  "kind, ISA and thread count in one stable text; records of two targets never mix"),
+    Column("threads",       INT,   "threads the program ran with"),
+    Column("compiler",      TEXT,  "compiler and version"),
+    Column("flags",         TEXT,  "what the compiler was told"),
+    Column("seconds_warm",  REALS, "every sample with the operands in cache [s a call]; empty: none"),
+    Column("seconds_cold",  REALS, "every sample after the caches were flushed [s a call]; empty: none"),
+    Column("best_seconds",  REAL,  "smallest warm sample [s a call]; NULL: failed", NULL),
+    Column("score",         REAL,  "drift-corrected time [s a call], lower is better: the ratio to the incumbent of the "
+                                   "same batch times the incumbent's own score; NULL: failed or no incumbent", NULL),
+    Column("verified",      BOOL,  "compared with the independent oracle, and equal within error_bound"),
+    Column("max_error",     REAL,  "largest deviation from the oracle; NULL: not compared", NULL),
+    Column("error_bound",   REAL,  "deviation that was allowed at that element", NULL),
+    Column("error_kind",    TEXT,  "compile, crash, timeout, wrong, memory; NULL: none", NULL),
+    Column("error_message", TEXT,  "one line: the compiler's first error, the signal, the deviation", NULL),
+    Column("peak_gflops",   REAL,  "attained by the peak probe beside this batch [1e9 flop/s]", NULL),
+    Column("build_seconds", REAL,  "wall time to build it [s]"),
+    Column("measure_seconds", REAL, "wall time to run and verify it [s]"),
+    Column("confirmed",     BOOL,  "from the finalists' round: rebuilt, shuffled, repeated"),
+    Column("device",        TEXT,  "devices.key"),
+    CREATED,
+))  # fmt: skip
+
+ROUNDS = Table("rounds", "One propose, build, measure, record, learn turn of one workload.", (
+    Column("run",                    TEXT, "runs.key"),
+    Column("round",                  INT,  "from 0"),
+    Column("workload",               TEXT, "workloads.key"),
+    Column("proposed",               INT,  "programs the search asked for"),
+    Column("measured",               INT,  "programs that came back, failures included"),
+    Column("failed",                 INT,  "of those, without a verified time"),
+    Column("search_seconds",         REAL, "wall time to propose [s]"),
+    Column("train_seconds",          REAL, "wall time to fit the cost model [s]"),
+    Column("build_seconds",          REAL, "wall time to build the batch [s]"),
+    Column("measure_seconds",        REAL, "wall time to run and verify the batch [s]"),
+    Column("model_rank_correlation", REAL, "Spearman, prediction against measurement on a hold-out; NULL: no model", NULL),
+    Column("model_recall",           REAL, "share of the true top found in the predicted top; NULL: no model", NULL),
+    Column("best_seconds",           REAL, "best verified time of the workload so far [s a call]; NULL: none yet", NULL),
+    Column("incumbent_seconds",      REAL, "the incumbent, measured again in this batch [s a call]", NULL),
+    CREATED,
+))  # fmt: skip
+
+RUNS = Table("runs", "One run of the flow. A run adds a row when it starts and one when it ends; the last row counts.", (
+    Column("key",            TEXT, "names the run"),
+    Column("model",          TEXT, "what was tuned"),
+    Column("target",         TEXT, "kind, ISA and thread count in one stable text"),
+    Column("threads",        INT,  "threads of the tuned programs"),
+    Column("seed",           LONG, "seed of every choice the run makes"),
+    Column("trials",         INT,  "measurements it may spend"),
+    Column("budget_seconds", REAL, "wall time it may spend [s]; NULL: no limit", NULL),
+    Column("started",        TIME, "UTC"),
+    Column("finished",       TIME, "UTC; NULL: not yet, or killed", NULL),
+    Column("state",          TEXT, "running, finished, stopped or failed"),
+    Column("latency_before", REAL, "of the model before tuning [s a call]", NULL),
+    Column("latency_after",  REAL, "of the model with the best programs [s a call]", NULL),
+    Column("version",        TEXT, "of Tilewright"),
+    Column("settings",       TEXT, "JSON: every setting of the run"),
+    CREATED,
+))  # fmt: skip
+
+DEVICES = Table("devices", "A machine as it was probed. Says what it can do, never what it is called.", (
+    Column("key",          TEXT,   "hash of what a measurement depends on"),
+    Column("isa",          TEXTS,  "instruction-set features, such as avx512f"),
+    Column("vector_bytes", INT,    "width of a vector register"),
+    Column("cores",        INT,    "physical cores"),
+    Column("peak_gflops",  REAL,   "attained by the peak probe, one core, float32 [1e9 flop/s]", NULL),
+    Column("memory",       LEVELS, "L1, L2, L3, memory: bytes (of one core where private) and bandwidth [1e9 B/s]"),
+    Column("compiler",     TEXT,   "compiler and version"),
+    Column("measured",     TIME,   "when it was probed (UTC)"),
+    CREATED,
+))  # fmt: skip
+
+SOURCES = Table("sources", "Generated code worth keeping: a record stays usable without the search that found it.", (
+    Column("program",  TEXT, "programs.key"),
+    Column("target",   TEXT, "what the code was written for"),
+    Column("language", TEXT, "c or cuda"),
+    Column("entry",    TEXT, "name of the function to call"),
+    Column("text",     TEXT, "the whole translation unit"),
+    CREATED,
+))  # fmt: skip
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (WORKLOADS, SKETCHES, PROGRAMS, MEASUREMENTS, ROUNDS, RUNS, DEVICES, SOURCES)
+}  # fmt: skip
+
+# (table, version) -> the function that turns rows of that version into rows of the next one.
+MIGRATIONS: dict[tuple[str, int], Migration] = {}
+
+
+def table_named(name: str) -> Table:
+    """The table of that name. StoreError: there is none."""
+    if name not in TABLES:
+        raise StoreError(f"no table named {name!r}; there are {', '.join(TABLES)}")
+    return TABLES[name]
+
+
+def conform(table: Table, rows: Iterable[Row] | pa.Table) -> pa.Table:
+    """Rows in the table's schema: columns in order, types exact, `created` filled in.
+
+    StoreError: an unknown column, a missing value where none may be, a value of another type, or a time that is not
+    one (not finite, negative, a sentinel).
+    """
+    columns = _columns_of(table, rows)
+    arrays = [_typed(table, column, columns[column.name]) for column in table.columns]
+    return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def aligned(table: Table, rows: pa.Table) -> pa.Table:
+    """Rows read from a part, in the table's order of columns; columns we do not know are kept, behind the others."""
+    known = [column.name for column in table.columns if column.name in rows.column_names]
+    unknown = [name for name in rows.column_names if name not in known]
+    return rows.select(known + unknown)
+
+
+def migrate(table: Table, version: int, rows: pa.Table) -> pa.Table:
+    """Rows of an older `version` as rows of the current one. StoreError: no way leads there."""
+    for step in range(version, table.version):
+        if (table.name, step) not in MIGRATIONS:
+            raise StoreError(f"no migration of {table.name} from version {step} to {step + 1}")
+        rows = MIGRATIONS[table.name, step](rows)
+    return rows
+
+
+def _columns_of(table: Table, rows: Iterable[Row] | pa.Table) -> dict[str, Any]:
+    """Column name -> values, every column of the table present. StoreError: a column that the table does not have."""
+    names = [column.name for column in table.columns]
+    if isinstance(rows, pa.Table):
+        _refuse_unknown(table, rows.column_names)
+        columns = {name: rows[name] for name in rows.column_names}
+        columns |= {name: [None] * rows.num_rows for name in names if name not in columns}
+    else:
+        rows = list(rows)
+        _refuse_unknown(table, {name for row in rows for name in row})
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    if "created" in columns:
+        now = datetime.now(UTC)
+        columns["created"] = [now if value is None else value for value in _values(columns["created"])]
+    return columns
+
+
+def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
+    unknown = sorted(set(names) - {column.name for column in table.columns})
+    if unknown:  # a misspelt name would otherwise lose its values without a word
+        raise StoreError(f"{table.name} has no column {unknown[0]!r}")
+
+
+def _values(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else list(column.to_pylist())
+
+
+def _typed(table: Table, column: Column, values: Any) -> pa.ChunkedArray:
+    """The values as one array of the column's type. StoreError: they are not of that type, or not allowed."""
+    try:
+        array = pa.chunked_array([pa.array(values, column.type)]) if isinstance(values, list) else values
+        array = array.cast(column.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise StoreError(f"{table.name}.{column.name}: {str(error).splitlines()[0]}") from error
+    if array.null_count and not column.null:
+        raise StoreError(f"{table.name}.{column.name}: a value is missing")
+    if "seconds" in column.name or column.name == "score":
+        _check_times(table, column, array)
+    return array
+
+
+def _check_times(table: Table, column: Column, array: pa.ChunkedArray) -> None:
+    """StoreError: a time that no clock can show."""
+    flat = pc.list_flatten(array) if pa.types.is_list(column.type) else array
+    low_enough = pc.less(flat, SECONDS_LIMIT)  # false for NaN and infinity too
+    high_enough = pc.greater(flat, 0.0) if column.name in POSITIVE else pc.greater_equal(flat, 0.0)
+    if pc.all(pc.and_(low_enough, high_enough)).as_py() is False:
+        raise StoreError(f"{table.name}.{column.name}: not a time in seconds; a program without one has NULL")

@@ -1,0 +1,173 @@
+"""Schedule steps that rewrite the DAG itself: inline, cache_write, rfactor, pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+
+from ir.affine import affine, replace_axes, simplify
+from ir.compute import Compute, Dag, Input, identity
+from ir.expr import Axis, Const, Expr, Read, axes, children, lt, reads, rebuild, select
+from ir.schedule import CacheWrite, Inline, Pack, Rfactor, Step
+
+
+def apply(dag: Dag, step: Step, values: Mapping[str, int], tile: Callable[[str, str], int]) -> Dag:
+    """The DAG after one step; steps that only shape loops leave it alone.
+
+    values: hole name -> chosen option. tile(stage, axis): size of the stage's innermost tile along an axis.
+    """
+    match step:
+        case Inline(stage):
+            return inline(dag, stage)
+        case CacheWrite(stage):
+            return cache_write(dag, stage)
+        case Rfactor(stage, side):
+            return rfactor(dag, stage, side, values[f"{stage}.rfactor"])
+        case Pack(stage, tensor, axis):
+            return pack(dag, stage, tensor, axis, tile(stage, axis))
+        case _:
+            return dag
+
+
+def rewrite_reads(e: Expr, tensor: str, new: Callable[[Read], Expr]) -> Expr:
+    """Replace every read of `tensor`, innermost first."""
+    kids = children(e)
+    if kids:
+        e = rebuild(e, tuple(rewrite_reads(k, tensor, new) for k in kids))
+    return new(e) if isinstance(e, Read) and e.tensor == tensor else e
+
+
+def inline(dag: Dag, name: str) -> Dag:
+    """B[i] = A[i] * 2; C[i] = B[i] + 1      -->      C[i] = A[i] * 2 + 1"""
+    stage = dag.stage(name)
+
+    def body(read: Read) -> Expr:
+        return replace_axes(stage.body, dict(zip(stage.space, read.index, strict=True)))
+
+    kept = tuple(
+        replace(c, body=simplify(rewrite_reads(c.body, name, body))) if c in dag.consumers(name) else c
+        for c in dag.computes
+        if c.name != name
+    )
+    return replace(dag, computes=kept)
+
+
+def cache_write(dag: Dag, name: str) -> Dag:
+    """C[i] = sum_k ...      -->      C.cache[i] = sum_k ...; C[i] = C.cache[i]"""
+    stage = dag.stage(name)
+    cache = replace(stage, name=f"{name}.cache")
+    copy = Compute(name, stage.space, Read(cache.name, stage.space, stage.dtype), dtype=stage.dtype)
+    return _replace(dag, name, cache, copy)
+
+
+def rfactor(dag: Dag, name: str, side: str, parts: int) -> Dag:
+    """s[i] = sum_k x[i, k]      -->      s.rf[i, f] = sum_ko x[i, k(f, ko)]; s[i] = sum_f s.rf[i, f]
+
+    "outer": k = f * chunk + ko, "inner": k = ko * parts + f; indices past the end add the identity. The reduction's
+    axes are taken as one, row-major. Legal only for a combiner that reorders.
+    """
+    stage = dag.stage(name)
+    assert stage.combiner.reorders, f"{stage.combiner.name} must keep its order"
+    length = prod(a.extent for a in stage.reduce)
+    chunk = -(-length // parts)
+    f, ko = Axis(f"{name}.f", parts), Axis(f"{name}.ko", chunk)
+    k: Expr = f * chunk + ko if side == "outer" else ko * parts + f
+    inside = select(lt(k, length), stage.body, identity(stage.combiner.identity, stage.dtype))
+    body = replace_axes(inside, dict(zip(stage.reduce, _unflatten(k, stage.reduce), strict=True)))
+    partial = replace(stage, name=f"{name}.rf", space=(*stage.space, f), reduce=(ko,), body=body)
+    final = replace(stage, reduce=(f,), body=Read(partial.name, (*stage.space, f), stage.dtype))
+    return _replace(dag, name, partial, final)
+
+
+def _unflatten(k: Expr, over: tuple[Axis, ...]) -> list[Expr]:
+    out: list[Expr] = []
+    for i, a in enumerate(over):
+        below = prod(x.extent for x in over[i + 1 :])
+        here = k // below if below > 1 else k
+        out.append(simplify(here % a.extent) if i else here)
+    return out
+
+
+def pack(dag: Dag, name: str, tensor: str, axis: str, size: int) -> Dag:
+    """.. B[k, j] ..      -->      B.pack[j / N, k, j % N], zero-padded to whole tiles
+
+    Dimensions: the other space axes of the read, the tile number, the reduce axes in the order of the loops, the
+    lane. A sliding window (two axes in one index) must have been ruled out by `packable`.
+    """
+    stage = dag.stage(name)
+    [read] = {r for r in reads(stage.body) if r.tensor == tensor}
+    used = set().union(*(axes(i) for i in read.index))
+    j = next(a for a in stage.space if a.name == axis)
+    whole, lane = Axis(f"{axis}.tile", -(-j.extent // size)), Axis(f"{axis}.lane", size)
+    at = simplify(whole * size + lane)
+    before = tuple(a for a in stage.space if a in used and a != j)
+    after = tuple(a for a in stage.reduce if a in used)
+    index = tuple(replace_axes(i, {j: at}) for i in read.index)
+    value = select(lt(at, j.extent), Read(tensor, index, read.dtype), identity(0, read.dtype))
+    packed = Compute(f"{tensor}.pack", (*before, whole, *after, lane), simplify(value), dtype=read.dtype)
+    new = Read(packed.name, (*before, j // size, *after, j % size), read.dtype)
+    body = rewrite_reads(stage.body, tensor, lambda r: new if r == read else r)
+    return _replace(dag, name, packed, replace(stage, body=body))
+
+
+def packable(stage: Compute, read: Read, shape: tuple[int, ...]) -> bool:
+    """Each element is read under one combination of axes: packing copies it once, not once per window."""
+    forms = [affine(i) for i in read.index]
+    if any(f is None for f in forms):
+        return False
+    used = set().union(*(axes(i) for i in read.index))
+    return used <= set(stage.axes) and prod(a.extent for a in used) <= prod(shape)
+
+
+def constant_stages(dag: Dag) -> dict[str, Compute]:
+    """Stages that depend on constant inputs alone: known before run time."""
+    known = {i.name for i in dag.inputs if i.constant}
+    out: dict[str, Compute] = {}
+    for c in dag.computes:
+        used = {r.tensor for r in reads(c.body)}
+        if used and used <= known and c.name not in dag.outputs:
+            known.add(c.name)
+            out[c.name] = c
+    return out
+
+
+def hoist(dag: Dag) -> tuple[Dag, tuple[tuple[str, Dag], ...]]:
+    """Split off what is known before run time: the remaining DAG, and a small DAG for each constant it still reads."""
+    known = constant_stages(dag)
+    kept = tuple(c for c in dag.computes if c.name not in known)
+    needed = {r.tensor for c in kept for r in reads(c.body)}
+    prepared = tuple((n, _closure(dag, n)) for n in known if n in needed)
+    inputs = tuple(i for i in dag.inputs if i.name in needed or not i.constant)
+    new = tuple(Input(n, known[n].shape, known[n].dtype, constant=True) for n, _ in prepared)
+    return Dag((*inputs, *new), kept, dag.outputs), prepared
+
+
+def _closure(dag: Dag, name: str) -> Dag:
+    wanted, keep = {name}, []
+    for c in reversed(dag.computes):
+        if c.name in wanted:
+            keep.append(c)
+            wanted |= {r.tensor for r in reads(c.body)}
+    return Dag(tuple(i for i in dag.inputs if i.name in wanted), tuple(reversed(keep)), (name,))
+
+
+def _replace(dag: Dag, name: str, *new: Compute) -> Dag:
+    out: list[Compute] = []
+    for c in dag.computes:
+        out += new if c.name == name else (c,)
+    return replace(dag, computes=tuple(out))
+
+
+def unit_axes(dag: Dag) -> Dag:
+    """for i in 0..0 carries nothing: reads of an axis of extent 1 become 0, reductions over it vanish."""
+    return replace(dag, computes=tuple(map(_without_unit_axes, dag.computes)))
+
+
+def _without_unit_axes(c: Compute) -> Compute:
+    ones: dict[Axis, Expr] = {a: Const(0, "int64") for a in c.axes if a.extent == 1}
+    kept = tuple(a for a in c.reduce if a.extent != 1)
+    if c.reduce and not kept:
+        kept = c.reduce[-1:]  # a reduction stays one: its combiner may do more than pass the value on
+        ones.pop(kept[0], None)
+    return replace(c, body=replace_axes(c.body, ones), reduce=kept) if ones else c

@@ -1,0 +1,3 @@
+"""Tilewright finds fast implementations of tensor programs by searching."""
+
+__version__ = "0.1.0"
