@@ -9,7 +9,7 @@ next to a value v stands e, how far a correct program in the declared dtypes may
     a sum of n terms  e = (sum of the terms' e) + 4 sqrt(n) u (sum of |terms|), any order of summation.
                       gamma_n = n u / (1 - n u) is the worst case (section 4.2); sqrt(n) u times a small constant holds
                       with high probability (Higham, Mary: A new approach to probabilistic rounding error analysis,
-                      2019, theorem 2.4) and still sees a single missing term of 10,000.
+                      2019, theorem 2.4) and sees most single missing terms of 4,096.
     a step function   the jumps within e of the argument: round, floor, conversion to an integer
     a comparison      "doubtful" within e; a `select` that hangs on it may take either side
 

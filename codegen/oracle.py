@@ -34,6 +34,7 @@ DOMAINS = {
     "log": (0.1, 1.0), "sqrt": (0.1, 1.0), "rsqrt": (0.1, 1.0), "pow": (0.1, 1.0),
     "asin": (-0.9, 0.9), "acos": (-0.9, 0.9), "atanh": (-0.9, 0.9), "acosh": (1.1, 2.0),
 }  # fmt: skip
+INPUTS_VERSION = 1  # part of every key: raise it when `inputs` draws differently
 SMALLEST = 0.05  # floats keep away from zero, where quotients explode and a missing term is not seen
 
 
@@ -105,7 +106,7 @@ class Oracle:
         `exact` draws small integers instead; where the DAG then has integers only, as in a convolution, every bound
         is zero: a single wrong term shows, in whatever order the terms were added. Raises OracleError.
         """
-        text = f"{seed} {exact} {inputs.__doc__} {program(dag)} {dag!r}"
+        text = f"{INPUTS_VERSION} {seed} {exact} {program(dag)} {dag!r}"
         folder = self.directory / sha256(text.encode()).hexdigest()[:32]
         if folder.is_dir():
             return Case.at(folder, tuple(t.name for t in dag.inputs), dag.outputs)
@@ -168,7 +169,7 @@ def _answer(folder: Path, i: int, stage: Compute) -> Answer:
 
 
 def inputs(dag: Dag, seed: int, exact: bool = False) -> dict[str, Array]:
-    """Random arrays for the inputs of a DAG, inputs version 1: the same seed gives the same values.
+    """Random arrays for the inputs of a DAG: the same seed gives the same values.
 
     Floats: magnitude in [0.05, 1], either sign, or where the functions that they enter are defined; integers that
     serve as indices: what is in bounds; other integers: 1 to 100 of either sign (no zero, for it may divide);

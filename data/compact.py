@@ -78,9 +78,10 @@ def _groups(files: tuple[Path, ...], outdated: frozenset[Path]) -> list[list[Pat
 def _merge(folder: Path, table: Table, group: list[Path]) -> tuple[Path, int]:
     """The five steps. Returns the merged part and its number of rows."""
     rows = _rows_of(table, group)
-    merged = new_part(folder)
+    payload = encode(table, rows)
+    merged = new_part(folder, payload)
     hide(folder, frozenset({merged.name}))
-    publish(merged, encode(table, rows))
+    publish(merged, payload)
     if read_part(merged).num_rows != rows.num_rows:
         raise StoreError(f"{merged} was not written as it should be; its sources are untouched")
     hide(folder, frozenset(path.name for path in group))

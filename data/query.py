@@ -156,7 +156,7 @@ def _steadily(store: Store, answer: Callable[[dict[str, Parts]], pa.Table]) -> p
             again = {table: store.parts(table) for table in TABLES}
             if again == parts:
                 again = {table: store.parts(table, deep=True) for table in TABLES}
-            if again == parts:  # every page of every part is whole: the question is at fault
+            if again == parts:  # every part is as it was written: the question is at fault
                 raise QueryError(first_line(error)) from error
             parts = again
         else:

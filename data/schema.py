@@ -257,8 +257,7 @@ def _columns_of(table: Table, rows: Iterable[Row] | pa.Table) -> dict[str, Any]:
         _refuse_unknown(table, {name for row in rows for name in row})
         columns = {name: [row.get(name) for row in rows] for name in names}
     if "created" in columns:
-        now = datetime.now(UTC)
-        columns["created"] = [now if value is None else value for value in _values(columns["created"])]
+        columns["created"] = _filled(columns["created"], datetime.now(UTC))
     return columns
 
 
@@ -268,8 +267,11 @@ def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
         raise StoreError(f"{table.name} has no column {unknown[0]!r}")
 
 
-def _values(column: Any) -> list[Any]:
-    return column if isinstance(column, list) else list(column.to_pylist())
+def _filled(values: Any, now: datetime) -> Any:
+    """The values of a column, `now` in place of what is missing."""
+    if isinstance(values, list):
+        return [now if value is None else value for value in values]
+    return pc.fill_null(values.cast(TIME), pa.scalar(now, TIME))
 
 
 def _typed(table: Table, column: Column, values: Any) -> pa.ChunkedArray:

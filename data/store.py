@@ -64,10 +64,11 @@ class Store:
         folder = self.folder(table)
         if not data.num_rows:
             return folder / SEED
-        return publish(new_part(folder), encode(definition, data))
+        payload = encode(definition, data)
+        return publish(new_part(folder, payload), payload)
 
     def parts(self, table: str, deep: bool = False) -> Parts:
-        """The parts that count now, and the files that cannot be used. deep: check every page's checksum."""
+        """The parts that count now, and the files that cannot be used. deep: read large ones whole."""
         try:
             return listing(self.folder(table), table_named(table), deep)
         except OSError as error:

@@ -130,7 +130,8 @@ def _values(stage: Compute, tensors: Tensors, override: str | None) -> Array:
             for c in factor.casts:
                 operands[i] = operands[i].astype(_real(c, override))
         return _contract(product, operands, dtype).reshape(stage.shape)
-    return _blockwise(stage, dtype, _fold(stage, dtype, override), lambda b: _value(stage.body, Scope(tensors, b, override)))
+    fold = _fold(stage, dtype, override)
+    return _blockwise(stage, dtype, fold, lambda b: _value(stage.body, Scope(tensors, b, override)))
 
 
 def _magnitudes(stage: Compute, values: Tensors, sizes: Tensors) -> Array:
@@ -328,7 +329,10 @@ def _as_product(stage: Compute, tensors: Tensors) -> Product | None:
 
 
 def _split_groups(space: tuple[Axis, ...], bodies: tuple[Expr, ...]) -> tuple[tuple[Axis, ...], tuple[Expr, ...]]:
-    """c, read as c and c // n      -->      c.hi, c.lo, read as c.hi * n + c.lo and c.hi: grouped convolutions are affine"""
+    """c, read as c and c // n      -->      c.hi, c.lo, read as c.hi * n + c.lo and c.hi
+
+    So the channels of a grouped convolution become affine.
+    """
     nodes = [n for b in bodies for n in walk(b)]
     out: list[Axis] = []
     new: dict[Expr, Expr] = {}
@@ -508,8 +512,8 @@ def run_node(graph: Graph, node: Node, values: Tensors, dtype: str | None = None
     """The outputs of one node by name. An index outside the bounds that its operator states is an IndexError."""
     operator = OPERATORS[node.operator]
     given = [graph.values[n] if n else None for n in node.inputs]
-    handles = [v and placeholder(v.shape, f"in{i}", v.dtype) for i, v in enumerate(given)]
-    for bound in operator.bounds([h and h.shape for h in handles], node.attributes):
+    handles = [None if v is None else placeholder(v.shape, f"in{i}", v.dtype) for i, v in enumerate(given)]
+    for bound in operator.bounds([None if h is None else h.shape for h in handles], node.attributes):
         bound.check(node.name, values[node.inputs[bound.input]])
     made = operator.define(handles, node.attributes)
     wanted = [(o, h) for o, h in zip(node.outputs, made, strict=False) if o]

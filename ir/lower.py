@@ -109,7 +109,41 @@ def union(one: Region, other: Region, shape: tuple[int, ...]) -> Region:
     return Region(tuple(base), tuple(size), tuple(clipped))
 
 
+def positions(tiling: Tiling) -> int:
+    """How many loops of a nest a producer can be computed inside."""
+    return (tiling.levels - 1) * sum(a.extent > 1 for a in tiling.stage.space)
+
+
 # --- the nest ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point in a nest: where its tile starts, and how far it reaches, along each axis.
+
+    offset: from the start of the region. inner: the same without the loops outside the first reduction level, the
+    coordinates of a tile's partial results. span: extent of the tile that is still to be covered.
+    """
+
+    offset: Mapping[Axis, Affine]
+    inner: Mapping[Axis, Affine]
+    span: Mapping[Axis, int]
+
+    def moved(self, a: Axis, var: Axis | None, step: int, inside: bool) -> Place:
+        span = {**self.span, a: min(step, self.span[a])}
+        if var is None:
+            return Place(self.offset, self.inner, span)
+        by = Affine(((var, step),), 0)
+        offset = {**self.offset, a: plus(self.offset[a], by) or ZERO}
+        inner = {**self.inner, a: plus(self.inner[a], by) or ZERO} if inside else self.inner
+        return Place(offset, inner, span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    letter: str
+    number: int
+    after_reduction: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +162,7 @@ class _Builder:
     program: Program
     tiles: Mapping[str, Tile]
     consumer: dict[str, Compute] = field(default_factory=dict)  # producer -> the stage fused behind it
-    host: dict[str, tuple[str, int]] = field(default_factory=dict)  # stage -> (nest it is computed in, level)
+    host: dict[str, tuple[str, int]] = field(default_factory=dict)  # stage -> (nest it runs in, inside how many loops)
 
     def __post_init__(self) -> None:
         values = self.program.values
@@ -154,8 +188,7 @@ class _Builder:
             nest, level = self.host[c.name]
             users = [self._driver(u.name) for u in self.dag.consumers(c.name)]
             fits = all(u == nest or (u in self.host and self.host[u][0] == nest and self.host[u][1] >= level) for u in users)
-            levels = self.plans[nest].structure.count("S") - 1
-            if not fits or nest in self.host or level > levels or c.name in self.dag.outputs:
+            if not fits or nest in self.host or level > positions(self.plans[nest]) or c.name in self.dag.outputs:
                 del self.host[c.name]
 
     @cached_property
@@ -211,57 +244,55 @@ class _StageNest:
 
     def build(self) -> Body:
         zero = dict.fromkeys(self.stage.axes, ZERO)
-        return self._level(0, 0, 0, zero, zero)
+        return self._level(0, 0, 0, Place(zero, zero, {a: self._extent(a) for a in self.stage.axes}))
 
-    # offsets are relative to the region; `inner` holds only what lies inside the first R level
-    def _level(self, at: int, s: int, r: int, offset: dict[Axis, Affine], inner: dict[Axis, Affine]) -> Body:
+    def _level(self, at: int, s: int, r: int, place: Place) -> Body:
+        """The loops of one letter of the structure, and everything inside them."""
         letter = self.plan.structure[at]
         if letter == "S" and s == self.levels - 1:
-            return self._register_variants(offset, inner)
+            return self._variants(list(self.stage.space), {}, place)
         if letter == "R" and r == self.plan.structure.count("R") - 1:
-            return self._level(at + 1, s, r + 1, offset, inner)  # the register tile opens its own reduction
-        axes = self._order() if letter == "S" else self.stage.reduce
-        inside = self.first_r >= 0 and at > self.first_r
-
-        def rest(offset: dict[Axis, Affine], inner: dict[Axis, Affine]) -> Body:
-            nested = (s + 1, r) if letter == "S" else (s, r + 1)
-            body = lambda: self._level(at + 1, *nested, offset, inner)  # noqa: E731
-            if letter == "S":
-                return self._attached(s + 1, offset, body)
-            return body()
-
-        n = s if letter == "S" else r
-        body = self._loops(list(axes), n, s == 0 and letter == "S", offset, inner, inside, rest)
+            return self._level(at + 1, s, r + 1, place)  # the register tile opens its own reduction
+        level = _Level(letter, s if letter == "S" else r, self.first_r >= 0 and at > self.first_r)
+        nested = (s + 1, r) if letter == "S" else (s, r + 1)
+        axes = self._order() if letter == "S" else list(self.stage.reduce)
+        body = self._loops(axes, level, place, lambda inside: self._level(at + 1, *nested, inside))
         if self.partial and at == self.first_r and self.consumer is not None:
             return (Alloc(self._partial_name, self._partial_shape(), self.stage.dtype, "stack"), *body)
         return body
 
-    def _order(self) -> tuple[Axis, ...]:
+    def _order(self) -> list[Axis]:
         """Space axes of one level; the vector axis first (its panel stays while rows pass by) or last."""
-        v = self.plan.vector
-        if v not in self.stage.space:
-            return self.stage.space
-        others = tuple(a for a in self.stage.space if a != v)
-        return (v, *others) if self.plan.vector_first else (*others, v)
+        v, space = self.plan.vector, list(self.stage.space)
+        if v not in space:
+            return space
+        others = [a for a in space if a != v]
+        return [v, *others] if self.plan.vector_first else [*others, v]
 
-    def _loops(
-        self, todo: list[Axis], n: int, outermost: bool, offset: dict[Axis, Affine], inner: dict[Axis, Affine],
-        inside: bool, rest: Callable[[dict[Axis, Affine], dict[Axis, Affine]], Body], depth: int = 0,
-    ) -> Body:  # fmt: skip
+    def _loops(self, todo: list[Axis], level: _Level, place: Place, rest: Callable[[Place], Body], depth: int = 0) -> Body:
         if not todo:
-            return rest(offset, inner)
+            return rest(place)
         a, more = todo[0], todo[1:]
-        count, extent = self._trips(a, n, offset[a])
-        if count == 1 and self._clip(a) is None:  # a tile that is entered is never empty
-            return self._loops(more, n, outermost, offset, inner, inside, rest, depth)
-        step = self.plan.sizes[a][n]
-        var = Axis(f"{self.stage.name}_{a.name}_{n}{'s' if a in self.stage.space else 'r'}", count)
-        moved = Affine(((var, step),), 0)
-        new = {**offset, a: plus(offset[a], moved) or ZERO}
-        new_inner = {**inner, a: plus(inner[a], moved) or ZERO} if inside else inner
-        body = self._loops(more, n, outermost, new, new_inner, inside, rest, depth + 1)
-        parallel = outermost and self.kind == "root" and depth < self.plan.parallel
-        return (For(var, extent, body, "parallel" if parallel else "serial"),)
+        n = level.number
+        count, extent = self._trips(a, n, place.offset[a])
+        var = None
+        if count > 1 or self._clip(a) is not None:  # a tile that is entered is never empty
+            var = Axis(f"{self.stage.name}_{a.name}_{n}{level.letter.lower()}", count)
+        inside = place.moved(a, var, self.plan.sizes[a][n], level.after_reduction)
+        deeper = depth + (var is not None)
+        position = self._position(level, a)
+        body = self._attached(position, inside, lambda: self._loops(more, level, inside, rest, deeper))
+        if var is None:
+            return body
+        outermost = level.letter == "S" and n == 0 and self.kind == "root"
+        return (For(var, extent, body, "parallel" if outermost and depth < self.plan.parallel else "serial"),)
+
+    def _position(self, level: _Level, a: Axis) -> int:
+        """Number of the loop among the space loops that are not trivial; 0 for the others, where nothing attaches."""
+        if level.letter == "R" or a.extent == 1:
+            return 0
+        loops = [x for x in self._order() if x.extent > 1]
+        return level.number * len(loops) + loops.index(a) + 1
 
     def _trips(self, a: Axis, n: int, offset: Affine) -> tuple[int, Expr]:
         """Largest number of trips of level n, and the exact number here."""
@@ -289,13 +320,13 @@ class _StageNest:
 
     # --- producers inside this nest
 
-    def _attached(self, level: int, offset: dict[Axis, Affine], body: Callable[[], Body]) -> Body:
+    def _attached(self, position: int, place: Place, body: Callable[[], Body]) -> Body:
         """P is computed here, its region into a local buffer, before the code that reads it."""
         b = self.builder
-        here = [c for c in b.dag.computes if b.host.get(c.name) == (self.stage.name, level)]
+        here = [c for c in b.dag.computes if position and b.host.get(c.name) == (self.stage.name, position)]
         if not here:
             return body()
-        regions = self._regions(here, self._where(level, offset))
+        regions = self._regions(here, self._where(place))
         before, saved = [], dict(self.locals)
         for c in here:
             region = regions[c.name]
@@ -308,14 +339,13 @@ class _StageNest:
         self.locals = saved
         return out
 
-    def _where(self, level: int, offset: dict[Axis, Affine]) -> Where:
+    def _where(self, place: Place) -> Where:
         ranges: dict[Axis, tuple[Affine, int]] = {}
         for i, a in enumerate(self.stage.space):
-            first = plus(offset[a], self.region.base[i]) or ZERO
-            ranges[a] = (first, min(self.plan.sizes[a][level - 1], self._extent(a)))
+            ranges[a] = (plus(place.offset[a], self.region.base[i]) or ZERO, place.span[a])
         if self.consumer is not None:
             ranges |= {c: ranges[a] for c, a in zip(self.consumer.space, self.stage.space, strict=True)}
-        return Where(ranges | {a: (ZERO, a.extent) for a in self.stage.reduce})
+        return Where(ranges | {a: (place.offset[a], place.span[a]) for a in self.stage.reduce})
 
     def _regions(self, here: list[Compute], where: Where) -> dict[str, Region]:
         """Boxes of the producers, last first: each serves this stage and the later ones beside it."""
@@ -332,38 +362,28 @@ class _StageNest:
 
     # --- the register tile
 
-    def _register_variants(self, offset: dict[Axis, Affine], inner: dict[Axis, Affine]) -> Body:
+    def _variants(self, todo: list[Axis], active: dict[Axis, int], place: Place) -> Body:
         """Full tile, and for each axis that does not divide a second one of the size that is left."""
-        return self._variants(list(self.stage.space), {}, offset, inner)
-
-    def _variants(self, todo: list[Axis], active: dict[Axis, int], offset: dict[Axis, Affine], inner: dict[Axis, Affine]) -> Body:
         if not todo:
-            return _RegisterTile(self, active, offset, inner).build()
+            return _RegisterTile(self, active, place.offset, place.inner).build()
         a, more = todo[0], todo[1:]
         tile, size, clip = self.plan.register(a), self._extent(a), self._clip(a)
-        full = lambda: self._variants(more, {**active, a: tile}, offset, inner)  # noqa: E731
-        if clip is None and size % tile == 0:
-            return full()
         if clip is None and size < tile:
-            return self._variants(more, {**active, a: size}, offset, inner)
+            return self._variants(more, {**active, a: size}, place)
+        full = self._variants(more, {**active, a: tile}, place)
+        if clip is None and size % tile == 0 or clip is not None and tile == 1:
+            return full
         limit = clip or Const(size, "int64")
-        fits = simplify(Op("le", (Op("add", (expression(offset[a]), Const(tile, "int64"))), limit)))
+        fits = simplify(Op("le", (Op("add", (expression(place.offset[a]), Const(tile, "int64"))), limit)))
         if clip is None:
-            tail = self._variants(more, {**active, a: size % tile}, offset, inner)
-            return (If(fits, full(), tail),)
-        return (If(fits, full(), self._scalar_tail(a, tile, more, active, offset, inner, limit)),) if tile > 1 else full()
+            return (If(fits, full, self._variants(more, {**active, a: size % tile}, place)),)
+        return (If(fits, full, self._one_by_one(a, tile, more, active, place, limit)),)
 
-    def _scalar_tail(
-        self, a: Axis, tile: int, more: list[Axis], active: dict[Axis, int], offset: dict[Axis, Affine],
-        inner: dict[Axis, Affine], limit: Expr,
-    ) -> Body:  # fmt: skip
+    def _one_by_one(self, a: Axis, tile: int, more: list[Axis], active: dict[Axis, int], place: Place, limit: Expr) -> Body:
         """What is left of a clipped tile, index by index: its length is known only at run time."""
         var = Axis(f"{self.stage.name}_{a.name}_t", tile - 1)
-        step = Affine(((var, 1),), 0)
-        moved = {**offset, a: plus(offset[a], step) or ZERO}
-        moved_inner = {**inner, a: plus(inner[a], step) or ZERO}
-        body = self._variants(more, {**active, a: 1}, moved, moved_inner)
-        left = Op("sub", (limit, expression(offset[a])))
+        body = self._variants(more, {**active, a: 1}, place.moved(a, var, 1, True))
+        left = Op("sub", (limit, expression(place.offset[a])))
         return (For(var, Op("min", (Const(tile - 1, "int64"), left)), body),)
 
     @property
@@ -385,8 +405,8 @@ class _RegisterTile:
 
     nest: _StageNest
     active: dict[Axis, int]
-    offset: dict[Axis, Affine]
-    inner: dict[Axis, Affine]
+    offset: Mapping[Axis, Affine]
+    inner: Mapping[Axis, Affine]
 
     def __post_init__(self) -> None:
         self.plan = self.nest.plan

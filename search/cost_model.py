@@ -185,7 +185,7 @@ class Training:
     seed:     of the held-out split.
     """
 
-    trees: int = 100
+    trees: int = 80
     depth: int = 6
     eta: float = 0.15
     max_bin: int = 64
@@ -221,11 +221,6 @@ class Model:
     def save(self) -> bytes:
         """UBJSON with the schema and the quality inside."""
         return bytes(self.booster.save_raw("ubj"))
-
-
-def learn(known: Rows, schema: Schema, prior: Prior, training: Training = Training()) -> Predictor:
-    """A model of the rows; the prior when there are too few."""
-    return fit(known, schema, training) if len(known) >= training.least else prior
 
 
 def fit(known: Rows, schema: Schema, training: Training = Training(), held: np.ndarray | None = None) -> Model:
@@ -264,7 +259,7 @@ def load(model: bytes, schema: Schema) -> Model:
 
 def hold_out(groups: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Bool (n): the groups held out, int64 (n). A group's own number and the seed decide, so it stays as rows come."""
-    state = groups.astype(np.uint64) + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    state = groups.astype(np.uint64) + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray((state >> np.uint64(11)) < np.uint64(share * 2**53))

@@ -73,9 +73,9 @@ def sketches(dag: Dag, target: Target, rules: tuple[Rule, ...] | None = None) ->
 
 
 def _visited(new: State, stage: Compute) -> frozenset[str]:
-    """The stage is done; if a write cache was put before it, that is visited next. Packed copies need no rule."""
-    packs = {c.name for c in new.dag.computes if c.name.endswith(".pack")}
-    return frozenset({stage.name, *packs})
+    """The stage is done, and so are the copies that its rule put before it: they were tiled, or need no rule."""
+    copies = {c.name for c in new.dag.computes if c.name.endswith(".pack")}
+    return frozenset({stage.name, f"{stage.name}.cache", *copies})
 
 
 def derive(state: State, stage: Compute, rules: tuple[Rule, ...]) -> Iterator[State]:
@@ -201,6 +201,14 @@ def finish(state: State) -> State:
             places = Hole(f"{stage.name}.at", tuple(range(levels + 1)), "location", stage.name)
             state = state.then(ComputeAt(stage.name, host), places, rule="compute-at")
     return state
+
+
+def _places(state: State, host: str) -> int:
+    """Loops of the host's nest that a producer may run inside, those before its reduction: further in, its region
+    would be recomputed for every part of the reduction."""
+    structure = next(s.structure for s in state.sketch.steps if isinstance(s, Tile) and s.stage == host)
+    loops = sum(a.extent > 1 for a in state.dag.stage(host).space)
+    return min(structure.count("S") - 1, max(structure.find("R"), 1)) * loops
 
 
 def _is_fused(state: State, stage: Compute) -> bool:

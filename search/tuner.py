@@ -56,9 +56,11 @@ Strategy = Literal["search", "random only", "no crossover", "no model"]
 class Proposal:
     """A program to measure, and where it comes from.
 
-    key, sketch_key, choices: which program. round: from 0. origin: "random" (uniform), "preferred" (the best of many
-    random ones by the prior), "evolved". predicted: expected throughput relative to the best, None without a model.
-    parents, trail: see `Candidate`.
+    key, sketch_key, choices: which program
+    round:     from 0
+    origin:    "random" (uniform), "preferred" (the best of many random ones, or of an enumerated space), "evolved"
+    predicted: expected throughput relative to the best; None when nothing was learnt yet
+    parents, trail: see `Candidate`
     """
 
     key: str
@@ -95,6 +97,7 @@ class Settings:
     pool:       random programs drawn for each preferred one; ours
     inherited:  share of an initial population that was measured (Ansor's sample_init_use_measured_ratio 0.2)
     exhaustive: spaces of no more raw programs are enumerated; ours, as many as one evolution looks at (4 x 2,048)
+    judging:    most of the own rows that may be kept from training; ours
     others:     most rows of other workloads to train with, and their weight; ours: bounds a round's training time
     """
 
@@ -104,6 +107,7 @@ class Settings:
     pool: int = 16
     inherited: float = 0.20
     exhaustive: int = 8192
+    judging: float = 0.35
     others: int = 1024
     others_weight: float = 0.25
     evolution: Evolution = Evolution()
@@ -189,18 +193,13 @@ class State:
         return 1 + max((r.proposal.round for r in self.history), default=-1)
 
     @cached_property
-    def measured(self) -> tuple[Population, ...]:
-        """One population a sketch."""
-        return gathered(self.space, self.known.proposals)
-
-    @cached_property
     def model(self) -> Model | None:
         """Trained on everything that is known; None with too few rows, or where the strategy has no model."""
-        own, others = self._own_rows(), self._other_rows()
+        own, others = self.own_rows(), self.other_rows()
         both = own.join(others)
         if self.settings.strategy in ("random only", "no model") or len(both) < self.settings.training.least:
             return None
-        return fit(both, self.schema, self.settings.training, self._held(own, others))
+        return fit(both, self.schema, self.settings.training, self.held(own, others))
 
     @property
     def predictor(self) -> Predictor:
@@ -217,30 +216,41 @@ class State:
     def enumerable(self) -> bool:
         return self.space.size <= self.settings.exhaustive
 
-    def _own_rows(self) -> Rows:
-        """Grouped by program: the group is the key's number."""
-        width = len(self.schema.names)
-        features, labels = np.empty((len(self.known), width), dtype=np.float32), self.known.labels
-        for s, population in enumerate(self.measured):
-            if len(population):
-                features[self.known.sketch == s] = self.space.features(population, self.space.target)
-        groups = np.array([int(p.key[:15], 16) for p in self.known.proposals], dtype=np.int64)
-        return rows(features, labels, groups)
+    def own_rows(self) -> Rows:
+        return lessons(self.space, self.schema, self.known)
 
-    def _other_rows(self) -> Rows:
+    def other_rows(self) -> Rows:
         """A seeded part of what other workloads taught, at their weight."""
         most, n = self.settings.others, len(self.others)
         keep = np.arange(n) if n <= most else np.sort(np.random.default_rng(self.seed).permutation(n)[:most])
         taken = self.others.take(keep)
         return replace(taken, weights=taken.weights * self.settings.others_weight)
 
-    def _held(self, own: Rows, others: Rows) -> np.ndarray:
-        """Own programs judge the model where there are any: other workloads say little about this one's ranking."""
+    def held(self, own: Rows, others: Rows) -> np.ndarray:
+        """Bool (own, then others): which rows judge the model instead of training it.
+
+        Own programs alone where there are any, other workloads say little about this one's ranking: a seeded part of
+        all, and all that were explored after the first round, unless those are most of what there is to learn from.
+        """
         training = self.settings.training
         if not len(own):
             return hold_out(others.groups, training.held, training.seed)
-        mine = hold_out(own.groups, training.held, training.seed) | self.known.exploring
+        mine = hold_out(own.groups, training.held, training.seed)
+        explored = mine | self.known.exploring
+        mine = explored if explored.mean() <= self.settings.judging else mine
         return np.concatenate([mine, np.zeros(len(others), dtype=bool)])
+
+
+def lessons(space: Space, schema: Schema, told: Known) -> Rows:
+    """What one workload teaches: a row a program, each its own group.
+
+    For the `others` of another tuner, put one workload's rows into one group.
+    """
+    features = np.empty((len(told), len(schema.names)), dtype=np.float32)
+    for s, population in enumerate(gathered(space, told.proposals)):
+        if len(population):
+            features[told.sketch == s] = space.features(population, space.target)
+    return rows(features, told.labels, np.array([int(p.key[:15], 16) for p in told.proposals], dtype=np.int64))
 
 
 def gathered(space: Space, proposals: Sequence[Proposal]) -> tuple[Population, ...]:
@@ -280,19 +290,20 @@ def _guided(state: State, n: int, rng: np.random.Generator, taken: Sequence[Prop
     if state.settings.strategy == "random only":
         return []
     if not taken:
-        return _preferred(state, n, _fresh(state, n * state.settings.pool, rng, ())) if state.informed else []
+        return _preferred(state, n, rng, _fresh(state, n * state.settings.pool, rng, ())) if state.informed else []
     if state.model is None:
         return _descended(state, n, rng, taken)
     if state.enumerable:
-        return _preferred(state, n, _untaken(state, taken))
+        return _preferred(state, n, rng, _untaken(state, taken))
     return _evolved(state, state.model, n, rng, taken)
 
 
-def _preferred(state: State, n: int, populations: Sequence[Population]) -> list[Proposal]:
-    """The n best of many by the predictor."""
+def _preferred(state: State, n: int, rng: np.random.Generator, populations: Sequence[Population]) -> list[Proposal]:
+    """The n best of many by the predictor; ties are drawn, so that no sketch is favoured."""
     space = state.space
     scores = [state.predictor.predict(space.features(p, space.target)) if len(p) else np.empty(0) for p in populations]
-    order = np.argsort(-np.concatenate(scores), kind="stable")[:n]
+    score = np.concatenate(scores)
+    order = np.lexsort((rng.random(len(score)), -score))[:n]
     first = np.cumsum([0, *(len(p) for p in populations)])
     kept = [order[(order >= a) & (order < b)] - a for a, b in pairwise(first)]
     found = _named(state, [p.take(k) for p, k in zip(populations, kept, strict=True)], "preferred")

@@ -1,35 +1,36 @@
 -- One view per table, over the parts that count now: the variable <table>_parts is their list, set before each question.
--- (A list and not a pattern: while parts are being merged a pattern would see rows twice.)
+-- (A list and not a pattern: while parts are being merged a pattern would see rows twice. OR REPLACE: when a part vanishes
+-- half way, the views are made again.)
 
-CREATE VIEW workloads    AS FROM read_parquet(getvariable('workloads_parts'),    union_by_name = true, hive_partitioning = false);
-CREATE VIEW sketches     AS FROM read_parquet(getvariable('sketches_parts'),     union_by_name = true, hive_partitioning = false);
-CREATE VIEW programs     AS FROM read_parquet(getvariable('programs_parts'),     union_by_name = true, hive_partitioning = false);
-CREATE VIEW measurements AS FROM read_parquet(getvariable('measurements_parts'), union_by_name = true, hive_partitioning = false);
-CREATE VIEW rounds       AS FROM read_parquet(getvariable('rounds_parts'),       union_by_name = true, hive_partitioning = false);
-CREATE VIEW runs         AS FROM read_parquet(getvariable('runs_parts'),         union_by_name = true, hive_partitioning = false);
-CREATE VIEW devices      AS FROM read_parquet(getvariable('devices_parts'),      union_by_name = true, hive_partitioning = false);
-CREATE VIEW sources      AS FROM read_parquet(getvariable('sources_parts'),      union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW workloads    AS FROM read_parquet(getvariable('workloads_parts'),    union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW sketches     AS FROM read_parquet(getvariable('sketches_parts'),     union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW programs     AS FROM read_parquet(getvariable('programs_parts'),     union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW measurements AS FROM read_parquet(getvariable('measurements_parts'), union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW rounds       AS FROM read_parquet(getvariable('rounds_parts'),       union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW runs         AS FROM read_parquet(getvariable('runs_parts'),         union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW devices      AS FROM read_parquet(getvariable('devices_parts'),      union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW sources      AS FROM read_parquet(getvariable('sources_parts'),      union_by_name = true, hive_partitioning = false);
 
 -- One row per key. Several runs record the same workload or sketch; a run adds a row when it starts and when it ends.
-CREATE VIEW unique_workloads AS SELECT DISTINCT ON (key) * FROM workloads ORDER BY key, created DESC;
-CREATE VIEW unique_sketches  AS SELECT DISTINCT ON (key) * FROM sketches  ORDER BY key, created DESC;
-CREATE VIEW unique_devices   AS SELECT DISTINCT ON (key) * FROM devices   ORDER BY key, created DESC;
-CREATE VIEW unique_runs      AS SELECT DISTINCT ON (key) * FROM runs      ORDER BY key, created DESC, finished DESC NULLS LAST;
-CREATE VIEW unique_sources   AS SELECT DISTINCT ON (program, target) * FROM sources ORDER BY program, target, created DESC;
+CREATE OR REPLACE VIEW unique_workloads AS SELECT DISTINCT ON (key) * FROM workloads ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_sketches  AS SELECT DISTINCT ON (key) * FROM sketches  ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_devices   AS SELECT DISTINCT ON (key) * FROM devices   ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_runs      AS SELECT DISTINCT ON (key) * FROM runs      ORDER BY key, created DESC, finished DESC NULLS LAST;
+CREATE OR REPLACE VIEW unique_sources   AS SELECT DISTINCT ON (program, target) * FROM sources ORDER BY program, target, created DESC;
 
 -- The key is a hash of sketch and choices, so every row of a key has the same ones.
-CREATE VIEW unique_programs AS
+CREATE OR REPLACE VIEW unique_programs AS
 SELECT workload, key, any_value(sketch) AS sketch, any_value(choices) AS choices FROM programs GROUP BY workload, key;
 
 -- A measurement is good when the program was compared with the oracle and has a time. Nothing else can be the best.
-CREATE VIEW judged AS
+CREATE OR REPLACE VIEW judged AS
 SELECT *, coalesce(verified AND error_kind IS NULL AND best_seconds IS NOT NULL, false) AS good
 FROM measurements;
 
 -- One row per program, target and device; several measurements merge by their median, whoever made them. A program that
 -- was wrong once (a race, say) is never trusted again. `seconds` is the confirmed time where there is one, else the
 -- drift-corrected one.
-CREATE VIEW results AS
+CREATE OR REPLACE VIEW results AS
 SELECT workload, target, device, program,
        count(*)                                                      AS measured,
        bool_or(good) AND NOT bool_or(coalesce(error_kind = 'wrong', false)) AS trusted,
@@ -46,7 +47,7 @@ FROM judged
 GROUP BY workload, target, device, program;
 
 -- The measurements of the search itself, numbered in the order they were made; the finalists' round repeats some of them.
-CREATE VIEW trials AS
+CREATE OR REPLACE VIEW trials AS
 SELECT *,
        row_number() OVER (PARTITION BY run ORDER BY round, created, workload, program)           AS trial,
        row_number() OVER (PARTITION BY run, workload ORDER BY round, created, program)           AS workload_trial,

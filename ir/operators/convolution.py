@@ -54,8 +54,12 @@ class Layout:
         return tuple(d for d in range(1, len(self.letters)) if d != self.channel)
 
     @property
+    def axes(self) -> list[str]:
+        return [letter.lower() for letter in self.letters]
+
+    @property
     def names(self) -> list[str]:
-        return [self.letters[d].lower() for d in self.spatial]
+        return [self.axes[d] for d in self.spatial]
 
     def join(self, batch: object, channel: object, space: Sequence[object]) -> tuple[object, ...]:
         return (batch, channel, *space) if self.first else (batch, *space, channel)
@@ -121,28 +125,33 @@ def window_of(attributes: Attributes, kernel: tuple[int, ...]) -> Window:
 
 
 def padded(
-    x: Handle, layout: Layout, begins: Sequence[int], ends: Sequence[int], value: Const | None = None
+    x: Handle,
+    spatial: Sequence[int],
+    begins: Sequence[int],
+    ends: Sequence[int],
+    names: Sequence[str],
+    value: Const | None = None,
 ) -> Handle:
-    """x surrounded by `value` (0) in the spatial dimensions; x itself where there is nothing to add."""
+    """x surrounded by `value` (0) in the dimensions `spatial`; x itself where there is nothing to add."""
     if not any(begins) and not any(ends):
         return x
     fill = value or identity(0.0, x.dtype)
-    before = {d: b for d, b in zip(layout.spatial, begins, strict=True)}
-    after = {d: e for d, e in zip(layout.spatial, ends, strict=True)}
+    before, after = dict(zip(spatial, begins, strict=True)), dict(zip(spatial, ends, strict=True))
     shape = [n + before.get(d, 0) + after.get(d, 0) for d, n in enumerate(x.shape)]
 
     def element(*i: Expr) -> Expr:
-        inside = [le(before[d], i[d]) for d in layout.spatial if before[d]]
-        inside += [lt(i[d], before[d] + x.shape[d]) for d in layout.spatial if after[d]]
+        inside = [le(before[d], i[d]) for d in spatial if before[d]]
+        inside += [lt(i[d], before[d] + x.shape[d]) for d in spatial if after[d]]
         index = tuple(shifted(p, -before.get(d, 0)) for d, p in enumerate(i))
         return Op("select", (all_of(*inside), x[index], fill))
 
-    return compute(shape, element, "pad", [letter.lower() for letter in layout.letters])
+    return compute(shape, element, "pad", names)
 
 
 def _taps(window: Window, layout: Layout) -> list[Axis | int]:
     """A reduce axis for each kernel dimension; a kernel of 1 needs none, which leaves a plain matrix product."""
-    return [0 if n == 1 else reduce_axis(n, f"k{letter}") for n, letter in zip(window.kernel, layout.names, strict=True)]
+    named = zip(window.kernel, layout.names, strict=True)
+    return [0 if n == 1 else reduce_axis(n, f"k{letter}") for n, letter in named]
 
 
 def _conv(inputs: Inputs, attributes: Attributes) -> list[Handle]:
@@ -159,7 +168,7 @@ def _conv(inputs: Inputs, attributes: Attributes) -> list[Handle]:
         )
     window = window_of(attributes, kernel)
     space = window.outputs([x.shape[d] for d in layout.spatial])
-    source = padded(x, layout, window.begins, window.ends)
+    source = padded(x, layout.spatial, window.begins, window.ends, layout.axes)
     taps, each = _taps(window, layout), outs // groups
     over = [t for t in taps if isinstance(t, Axis)]
     ci: Axis | int = 0 if ins == 1 and over else reduce_axis(ins, "ci")
@@ -273,7 +282,7 @@ class Pool:
 
     @property
     def names(self) -> list[str]:
-        return [letter.lower() for letter in self.layout.letters]
+        return self.layout.axes
 
 
 def _pool(inputs: Inputs, attributes: Attributes, fill: float) -> Pool:
@@ -286,7 +295,7 @@ def _pool(inputs: Inputs, attributes: Attributes, fill: float) -> Pool:
         max((o - 1) * window.strides[d] + window.reach(d) - n - window.begins[d], 0)
         for d, (o, n) in enumerate(zip(space, sizes, strict=True))
     ]
-    source = padded(x, layout, window.begins, ends, identity(fill, x.dtype))
+    source = padded(x, layout.spatial, window.begins, ends, layout.axes, identity(fill, x.dtype))
     shape = layout.join(x.shape[0], x.shape[layout.channel], space)
     taps = _taps(window, layout)
     if not any(isinstance(t, Axis) for t in taps):
@@ -398,17 +407,26 @@ def _capsule_conv(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     if len(x.shape) != 6 or len(w.shape) != 6 or x.shape[4:] != (w.shape[2], w.shape[4]):
         raise ValueError(f"capsule_conv of {x.shape} with a weight of {w.shape}")
     window = window_of(attributes, w.shape[:2])
-    layout = Layout("NHWCab")
-    source = _padded_capsules(x, window)
-    h, wide_ = window.outputs(x.shape[1:3])
+    source = padded(x, (1, 2), window.begins, window.ends, ["n", "h", "w", "i", "ck", "ci"])
+    rows, columns = window.outputs(x.shape[1:3])
     kh, kw = reduce_axis(w.shape[0], "kh"), reduce_axis(w.shape[1], "kw")
     ck, ci = reduce_axis(w.shape[2], "ck"), reduce_axis(w.shape[4], "ci")
 
-    def element(n: Expr, h: Expr, w_: Expr, i: Expr, j: Expr, co: Expr) -> Reduction:
-        value = source[n, window.position(0, h, kh), window.position(1, w_, kw), i, ck, ci]
+    def element(n: Expr, y: Expr, z: Expr, i: Expr, j: Expr, co: Expr) -> Reduction:
+        value = source[n, window.position(0, y, kh), window.position(1, z, kw), i, ck, ci]
         return dsl.sum(wide(value) * wide(w[kh, kw, ck, j, ci, co]), [kh, kw, ck, ci])
 
-    assert layout.letters[0] == "N"
-    shape = (x.shape[0], h, wide_, x.shape[3], w.shape[3], w.shape[5])
+    shape = (x.shape[0], rows, columns, x.shape[3], w.shape[3], w.shape[5])
     out = compute(shape, element, "capsule_conv", ["n", "h", "w", "i", "j", "co"])
     return [with_bias(out, None, 5, x.dtype, "capsule_conv")]
+
+
+OPERATORS = (
+    Operator("conv",           _conv),
+    Operator("conv_transpose", _conv_transpose),
+    Operator("max_pool",       _max_pool),
+    Operator("max_pool_index", _max_pool_index),
+    Operator("average_pool",   _average_pool),
+    Operator("lp_pool",        _lp_pool),
+    Operator("capsule_conv",   _capsule_conv),
+)  # fmt: skip

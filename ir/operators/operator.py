@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.dsl import Handle, cast, compute, maximum, minimum, select
-from ir.expr import Expr, Read, Term, lt
+from ir.expr import Axis, Expr, Read, Term, dtype_of, lt
 from ir.graph import Attribute
 
 Inputs = Sequence[Handle | None]
@@ -19,13 +19,18 @@ Index = Sequence[Expr]
 
 @dataclass(frozen=True, slots=True)
 class IndexBound:
-    """Run-time indices in input number `input` must lie in low..high; a definition clamps, a runtime must refuse."""
+    """Run-time indices in input number `input` must lie in low..high; a definition clamps, a runtime must refuse.
+
+    component: the bound holds for indices[..., component] alone; None: for all.
+    """
 
     input: int
     low: int
     high: int
+    component: int | None = None
 
-    def check(self, node: str, indices: np.ndarray) -> None:
+    def check(self, node: str, given: np.ndarray) -> None:
+        indices = given if self.component is None else given[..., self.component]
         if indices.size and (indices.min() < self.low or indices.max() > self.high):
             wrong = indices[(indices < self.low) | (indices > self.high)].flat[0]
             raise IndexError(f"{node}: index {wrong} is outside {self.low}..{self.high}")
@@ -120,8 +125,6 @@ def accumulator(dtype: str) -> str:
 
 def wide(x: Expr) -> Expr:
     """A float16 value as float32; others as they are."""
-    from ir.expr import dtype_of
-
     return cast(x, accumulator(dtype_of(x)))
 
 
@@ -158,8 +161,6 @@ def at(handle: Handle, index: Index) -> Read:
 
 
 def _repeated(i: Expr, extent: int) -> Expr | int:
-    from ir.expr import Axis
-
     return 0 if extent == 1 and not (isinstance(i, Axis) and i.extent == 1) else i
 
 

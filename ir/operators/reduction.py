@@ -8,13 +8,12 @@ from typing import Any
 
 from ir import dsl
 from ir.dsl import Handle, Reduction, Stage, any_of, call, cast, compute, le, lt, reduce_axis, select
-from ir.expr import Axis, Expr, Term, all_of, eq
+from ir.expr import Axis, Expr, all_of, dtype_of, eq
 from ir.operators.operator import (
     Attributes,
     Index,
     Inputs,
     Operator,
-    accumulator,
     at,
     broadcast,
     flag,
@@ -83,7 +82,7 @@ def _reduction(name: str, combine: Combine, term: Callable[[Expr], Expr], finish
 
 
 def _mean_of(total: Expr, count: float) -> Expr:
-    return total / (count if is_float(dsl.dtype_of(total)) else int(count))
+    return total / (count if is_float(dtype_of(total)) else int(count))
 
 
 def _square(x: Expr) -> Expr:
@@ -283,7 +282,11 @@ def _lrn(inputs: Inputs, attributes: Attributes) -> list[Handle]:
         return dsl.sum(select(all_of(le(before, c), lt(c, x.shape[axis] + before)), value * value, 0), k)
 
     total = compute(x.shape, squares, "lrn_squares")
-    return [compute(x.shape, lambda *i: cast(wide(x[i]) / call("pow", bias + alpha / size * total[i], beta), x.dtype), "lrn")]
+
+    def element(*i: Expr) -> Expr:
+        return cast(wide(x[i]) / call("pow", bias + alpha / size * total[i], beta), x.dtype)
+
+    return [compute(x.shape, element, "lrn")]
 
 
 def _cumulative(name: str, combine: Combine, neutral: int) -> Operator:
@@ -373,7 +376,7 @@ def _gemm(inputs: Inputs, attributes: Attributes) -> list[Handle]:
 def _weighted(x: Expr, factor: float) -> Expr:
     if factor == 1.0:
         return x
-    return x * (factor if is_float(dsl.dtype_of(x)) else int(factor))
+    return x * (factor if is_float(dtype_of(x)) else int(factor))
 
 
 def _einsum(inputs: Inputs, attributes: Attributes) -> list[Handle]:
@@ -409,7 +412,7 @@ def _labels(term: str, rank: int, equation: str) -> list[str]:
     """One label a dimension; those of an ellipsis are _1, _2, ... counted from the right."""
     head, dots, tail = term.partition("...")
     missing = rank - len(head) - len(tail)
-    if missing < 0 or (missing and not dots) or not (head + tail).isalpha() and head + tail:
+    if missing < 0 or (missing and not dots) or (not (head + tail).isalpha() and head + tail):
         raise ValueError(f"einsum {equation}: {term!r} does not describe {rank} dimensions")
     return [*head, *(f"_{n}" for n in range(missing, 0, -1)), *tail]
 

@@ -1,35 +1,35 @@
-"""The paper's operators and subgraphs (Ansor, OSDI 2020, section 7.1 and 7.2): shapes, definitions, flops.
+"""The paper's operators and subgraphs (Ansor, OSDI 2020, sections 7.1 and 7.2): shapes, definitions, flops.
 
-Shapes are those of Ansor's scripts (TVM's `te_workload.CONFIGS`). Definitions are channels-last, weights are
-constants, and only useful multiplications count as flops: none by the zeros that a transposed convolution inserts.
+Shapes are those of Ansor's scripts (TVM's `te_workload.CONFIGS`). Only useful multiplications count as flops: none
+by the zeros that a transposed convolution inserts. Values of weights are those of the benchmark's ONNX files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 
-from ir.compute import Dag
-from ir.dsl import Handle, Stage, cast, compute, dag, exp, max, maximum, placeholder, reduce_axis, sqrt, sum
-from ir.expr import Axis, Expr, all_of, le, lt, select
+import numpy as np
+
+from ir.zoo.builder import Builder
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PaperOperator:
-    """One row: configurations at batch 1 (the first number is the batch), what it computes, what that costs."""
+    """One row: configurations (the first number is the batch), definition (writes nodes, returns the output), flops."""
 
-    shapes: tuple[Shape, ...]
-    define: Callable[[Shape], Dag]
-    flops: Callable[[Shape], float]
     title: str
+    shapes: tuple[Shape, ...]
+    build: Callable[[Builder, Shape], str]
+    flops: Callable[[Shape], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A convolution's numbers; `size` and `out` are spatial, without batch and channels."""
+    """A convolution's numbers; `size` and `out` are spatial."""
 
     batch: int
     size: Shape
@@ -42,26 +42,21 @@ class Conv:
     groups: int = 1
 
     @property
+    def taps(self) -> Shape:
+        return (self.kernel,) * len(self.size)
+
+    @property
     def out(self) -> Shape:
         reach = self.dilation * (self.kernel - 1) + 1
         return tuple((h + 2 * self.pad - reach) // self.stride + 1 for h in self.size)
 
     @property
-    def flops(self) -> float:
-        taps = self.kernel ** len(self.size)
-        return 2.0 * self.batch * self.outputs * (self.inputs // self.groups) * prod(self.out) * taps
-
-    @property
-    def transposed_out(self) -> Shape:
-        return tuple((h - 1) * self.stride - 2 * self.pad + self.kernel for h in self.size)
-
-    @property
-    def transposed_flops(self) -> float:
-        taps = self.kernel ** len(self.size)
-        return 2.0 * self.batch * self.inputs * self.outputs * prod(self.size) * taps
+    def attributes(self) -> dict[str, Shape]:
+        rank = len(self.size)
+        return {"strides": (self.stride,) * rank, "pads": (self.pad,) * 2 * rank}
 
 
-def conv_of(shape: Shape, rank: int) -> Conv:
+def conv_of(shape: Shape, rank: int = 2) -> Conv:
     """N, *spatial, CI, CO, k, s, p[, dilation[, groups]]"""
     return Conv(shape[0], shape[1 : 1 + rank], *shape[1 + rank :])
 
@@ -75,169 +70,174 @@ def depthwise_of(shape: Shape) -> Conv:
 # --- definitions ------------------------------------------------------------------------------------------------
 
 
-def padded(x: Handle, before: Sequence[int], after: Sequence[int]) -> Handle:
-    """x with zeros around it, dimension by dimension; x itself where there is nothing to add."""
-    if not any((*before, *after)):
-        return x
-    shape = [b + e + a for b, e, a in zip(before, x.extents, after, strict=True)]
-    moved = list(zip(before, after, x.extents, strict=True))
-
-    def element(*i: Axis) -> Expr:
-        inside = [c for a, m in zip(i, moved, strict=True) for c in _inside(a, *m)]
-        return select(all_of(*inside), x[tuple(a - b if b else a for a, b in zip(i, before, strict=True))], 0.0)
-
-    return compute(shape, element, "pad")
+def values(b: Builder, place: int, shape: Shape, scale: float = 1.0) -> np.ndarray:
+    """Constant number `place`: uniform in -scale .. scale."""
+    return (np.random.default_rng(200 + place + b.seed).random(shape, dtype=np.float32) * 2 - 1) * np.float32(scale)
 
 
-def _inside(a: Axis, before: int, after: int, extent: int) -> list[Expr]:
-    return [le(before, a)] * bool(before) + [lt(a, before + extent)] * bool(after)
+def image(b: Builder, conv: Conv) -> str:
+    shape = (conv.batch, *conv.size, conv.inputs) if b.last else (conv.batch, conv.inputs, *conv.size)
+    return b.input("x", shape)
 
 
-def windows(conv: Conv, y: Sequence[Axis], k: Sequence[Axis]) -> list[Expr]:
-    return [a * conv.stride + b * conv.dilation for a, b in zip(y, k, strict=True)]
+def weights(b: Builder, conv: Conv) -> np.ndarray:
+    inner = conv.inputs // conv.groups
+    return values(b, 0, (conv.outputs, inner, *conv.taps), 1 / sqrt(inner * prod(conv.taps)))
 
 
-def convolution(x: Handle, w: Handle, conv: Conv) -> Stage:
-    """x[n, *size, c], w[*kernel, c, o]      -->      y[n, *out, o]"""
+def convolution(b: Builder, conv: Conv, name: str = "y", *bias: str) -> str:
     rank = len(conv.size)
-    border = [0, *[conv.pad] * rank, 0]
-    source = padded(x, border, border)
-    k = [reduce_axis(conv.kernel) for _ in range(rank)]
-    c = reduce_axis(conv.inputs)
-
-    def element(n: Axis, *rest: Axis) -> object:
-        *y, o = rest
-        return sum(source[(n, *windows(conv, y, k), c)] * w[(*k, c, o)], [*k, c])
-
-    return compute((conv.batch, *conv.out, conv.outputs), element, "conv", _axes("n", "yx"[-rank:] if rank < 3 else "zyx", "o"))
+    return b.convolution(
+        image(b, conv), weights(b, conv), *bias,
+        name=name, dilations=(conv.dilation,) * rank, groups=conv.groups, **conv.attributes,
+    )  # fmt: skip
 
 
-def _axes(*parts: str) -> tuple[str, ...]:
-    return tuple(letter for part in parts for letter in part)
+def transposed(b: Builder, shape: Shape) -> str:
+    conv = conv_of(shape)
+    w = values(b, 0, (conv.inputs, conv.outputs, *conv.taps), 1 / sqrt(conv.inputs * prod(conv.taps)))
+    return b.transposed(image(b, conv), w, name="y", **conv.attributes)
 
 
-def weights(conv: Conv) -> Handle:
-    shape = (*[conv.kernel] * len(conv.size), conv.inputs // conv.groups, conv.outputs)
-    return placeholder(shape, "w", constant=True)
+def layer(b: Builder, shape: Shape) -> str:
+    """Convolution with bias, batch normalisation with neutral statistics, relu."""
+    conv = conv_of(shape)
+    c = conv.outputs
+    bias, scale, offset = (b.constant(values(b, i + 1, (c,)), n) for i, n in enumerate(("bias", "scale", "offset")))
+    mean, variance = b.constant(np.zeros(c, np.float32), "mean"), b.constant(np.ones(c, np.float32), "var")
+    y = convolution(b, conv, "c0", bias)
+    normed = b.node("batch_norm", y, scale, offset, mean, variance, name="c1", epsilon=0.0, axis=3 if b.last else 1)
+    return b.node("relu", normed, name="y")
 
 
-def image(conv: Conv) -> Handle:
-    return placeholder((conv.batch, *conv.size, conv.inputs), "x")
-
-
-def define_conv(conv: Conv) -> Dag:
-    return dag([convolution(image(conv), weights(conv), conv)])
-
-
-def define_grouped(shape: Shape) -> Dag:
-    """w[*k, c, g, o]: the output channels of a group lie together, so y[n, y, x, g, o] is y[n, y, x, g * O + o]."""
-    conv = conv_of(shape, 2)
-    inner, outer = conv.inputs // conv.groups, conv.outputs // conv.groups
-    border = (0, conv.pad, conv.pad, 0)
-    source = padded(image(conv), border, border)
-    w = placeholder((conv.kernel, conv.kernel, inner, conv.groups, outer), "w", constant=True)
-    k, c = [reduce_axis(conv.kernel) for _ in range(2)], reduce_axis(inner)
-    return dag([
-        compute(
-            (conv.batch, *conv.out, conv.groups, outer),
-            lambda n, y, x, g, o: sum(source[(n, *windows(conv, (y, x), k), g * inner + c)] * w[(*k, c, g, o)], [*k, c]),
-            "conv",
-        )
-    ])
-
-
-def define_depthwise(shape: Shape) -> Dag:
-    conv = depthwise_of(shape)
-    border = (0, conv.pad, conv.pad, 0)
-    source = padded(image(conv), border, border)
-    w = placeholder((conv.kernel, conv.kernel, conv.outputs), "w", constant=True)
-    k = [reduce_axis(conv.kernel) for _ in range(2)]
-    return dag([
-        compute(
-            (conv.batch, *conv.out, conv.outputs),
-            lambda n, y, x, c: sum(source[(n, *windows(conv, (y, x), k), c)] * w[(*k, c)], k),
-            "depthwise",
-        )
-    ])
-
-
-def define_gemm(shape: Shape) -> Dag:
+def gemm(b: Builder, shape: Shape) -> str:
     batch, n, m, k = shape
-    a, b = placeholder((batch, n, k), "a"), placeholder((batch, k, m), "b")
-    r = reduce_axis(k)
-    return dag([compute((batch, n, m), lambda b_, i, j: sum(a[b_, i, r] * b[b_, r, j], r), "gemm")], [a, b])  # type: ignore[list-item]
+    return b.node("matmul", b.input("a", (batch, n, k)), b.input("b", (batch, k, m)), name="y")
 
 
-def define_capsule(shape: Shape) -> Dag:
-    """4 x 4 matrices as channels: y[.., i, j, o] = sum over taps, k, c of x[.., i, k, c] * w[taps, k, j, c, o]."""
-    n, h, w_, ci, co, size, stride, pad = shape
-    conv = Conv(n, (h, w_), ci, co, size, stride, pad)
-    x = placeholder((n, h, w_, 4, 4, ci), "x")
-    w = placeholder((size, size, 4, 4, ci, co), "w", constant=True)
-    border = (0, pad, pad, 0, 0, 0)
-    source = padded(x, border, border)
-    t, k, c = [reduce_axis(size) for _ in range(2)], reduce_axis(4), reduce_axis(ci)
-    return dag([
-        compute(
-            (n, *conv.out, 4, 4, co),
-            lambda n, y, x, i, j, o: sum(source[(n, *windows(conv, (y, x), t), i, k, c)] * w[(*t, k, j, c, o)], [*t, k, c]),
-            "capsule",
-        )
-    ])
+def capsule(b: Builder, shape: Shape) -> str:
+    """4 x 4 matrices as channels."""
+    n, h, w, ci, co, k, s, p = shape
+    x = b.input("x", (n, h, w, 4, 4, ci))
+    weight = b.constant(values(b, 0, (k, k, 4, 4, ci, co), 1 / sqrt(k * k * 4 * ci)), "w")
+    return b.node("capsule_conv", x, weight, name="y", strides=(s, s), pads=(p,) * 4)
 
 
-def define_norm(shape: Shape) -> Dag:
-    b, m, n = shape
-    a = placeholder((b, m, n), "a")
-    i, j = reduce_axis(m), reduce_axis(n)
-    squares = compute((b,), lambda b_: sum(a[b_, i, j] * a[b_, i, j], [i, j]), "squares")
-    return dag([compute((b,), lambda b_: sqrt(squares[b_]), "norm")])
+def norm(b: Builder, shape: Shape) -> str:
+    return b.node("reduce_l2", b.input("a", shape), name="y", axes=(1, 2), keepdims=False)
 
 
-def define_layer(shape: Shape) -> Dag:
-    """Convolution with bias, batch normalisation as scale and offset, relu."""
-    conv = conv_of(shape, 2)
-    per_channel = [placeholder((conv.outputs,), name, constant=True) for name in ("bias", "scale", "offset")]
-    bias, scale, offset = per_channel
-    y = convolution(image(conv), weights(conv), conv)
-    biased = compute(y.shape, lambda n, y_, x, o: y[n, y_, x, o] + bias[o], "bias_add")
-    normed = compute(y.shape, lambda n, y_, x, o: biased[n, y_, x, o] * scale[o] + offset[o], "bn")
-    return dag([compute(y.shape, lambda n, y_, x, o: maximum(normed[n, y_, x, o], 0), "relu")])
-
-
-def scores(shape: Shape) -> tuple[list[Handle], Stage]:
-    """Queries and keys as (batch, sequence, head, dimension): transposes fused into a batched product."""
+def scores(b: Builder, shape: Shape, name: str = "y") -> str:
+    """Queries and keys lie as (batch, sequence, head, dimension): two transposes and a batched product."""
     batch, length, heads, size = shape
-    q, v = (placeholder((batch, length, heads, size), name) for name in ("q", "v"))
-    d = reduce_axis(size)
-    y = compute((batch, heads, length, length), lambda b, h, i, j: sum(q[b, i, h, d] * v[b, j, h, d], d), "scores")
-    return [q, v], y
+    q, v = (b.input(n, (batch, length, heads, size)) for n in ("q", "v"))
+    rows = b.node("transpose", q, name="qt", perm=(0, 2, 1, 3))
+    columns = b.node("transpose", v, name="vt", perm=(0, 2, 3, 1))
+    return b.node("matmul", rows, columns, name=name)
 
 
-def define_scores(shape: Shape) -> Dag:
-    inputs, y = scores(shape)
-    return dag([y], inputs)  # type: ignore[arg-type]
+def softmax_scores(b: Builder, shape: Shape) -> str:
+    return b.node("softmax", scores(b, shape, "s"), name="y", axis=-1)
 
 
-def define_softmax_scores(shape: Shape) -> Dag:
-    inputs, y = scores(shape)
-    return dag([softmax(y)], inputs)  # type: ignore[arg-type]
+# --- flops --------------------------------------------------------------------------------------------------------
 
 
-def softmax(x: Handle) -> Stage:
-    """Over the last dimension, shifted by the maximum."""
-    *outer, length = x.extents
-    j, k = reduce_axis(length), reduce_axis(length)
-    names = [f"i{n}" for n in range(len(outer))]
-    largest = compute(outer, lambda *i: max(x[(*i, j)], j), "largest", names)
-    e = compute(x.extents, lambda *i: exp(x[i] - largest[i[:-1]]), "exp", [*names, "j"])
-    total = compute(outer, lambda *i: sum(e[(*i, k)], k), "total", names)
-    return compute(x.extents, lambda *i: e[i] / total[i[:-1]], "softmax", [*names, "j"])
+def conv_flops(conv: Conv) -> float:
+    return 2.0 * conv.batch * conv.outputs * (conv.inputs // conv.groups) * prod(conv.out) * prod(conv.taps)
 
 
-def define_transposed(shape: Shape) -> Dag:
-    conv = conv_of(shape, 2)
-    phases = Phases(conv.kernel, conv.stride, conv.pad)
-    s, taps = conv.stride, phases.taps
-    w = placeholder((s, s, taps, taps, conv.inputs, conv.outputs), "w", constant=True)
-    return dag([transposed(image(conv), w, conv, phases)])
+def transposed_flops(shape: Shape) -> float:
+    conv = conv_of(shape)
+    return 2.0 * conv.batch * conv.inputs * conv.outputs * prod(conv.size) * prod(conv.taps)
+
+
+def gemm_flops(shape: Shape) -> float:
+    return 2.0 * prod(shape)
+
+
+def capsule_flops(shape: Shape) -> float:
+    n, h, w, ci, co, k, s, p = shape
+    return 4**3 * conv_flops(Conv(n, (h, w), ci, co, k, s, p))
+
+
+def scores_flops(shape: Shape) -> float:
+    batch, length, heads, size = shape
+    return 2.0 * batch * heads * length * length * size
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+C2D = ((1, 224, 224, 3, 64, 7, 2, 3), (1, 56, 56, 64, 64, 1, 1, 0), (1, 14, 14, 256, 256, 3, 1, 1), (1, 7, 7, 512, 512, 3, 1, 1))
+TBG = ((1, 128, 12, 64), (1, 128, 16, 64), (1, 64, 12, 128), (1, 128, 12, 128))
+
+PAPER: dict[str, PaperOperator] = {
+    "C1D": PaperOperator(
+        "1D convolution: N, L, CI, CO, kernel, stride, pad",
+        ((1, 256, 64, 128, 3, 2, 1), (1, 128, 128, 256, 1, 2, 0), (1, 64, 256, 256, 5, 1, 2), (1, 32, 512, 512, 3, 1, 1)),
+        lambda b, s: convolution(b, conv_of(s, 1)),
+        lambda s: conv_flops(conv_of(s, 1)),
+    ),
+    "C2D": PaperOperator(
+        "2D convolution: N, H, W, CI, CO, kernel, stride, pad",
+        C2D,
+        lambda b, s: convolution(b, conv_of(s)),
+        lambda s: conv_flops(conv_of(s)),
+    ),
+    "C3D": PaperOperator(
+        "3D convolution: N, D, H, W, CI, CO, kernel, stride, pad",
+        tuple((1, 16, *s[1:]) for s in C2D),
+        lambda b, s: convolution(b, conv_of(s, 3)),
+        lambda s: conv_flops(conv_of(s, 3)),
+    ),
+    "GMM": PaperOperator(
+        "matrix product: batch, N, M, K",
+        ((1, 128, 128, 128), (1, 512, 32, 512), (1, 512, 512, 512), (1, 1024, 1024, 1024)),
+        gemm,
+        gemm_flops,
+    ),
+    "GRP": PaperOperator(
+        "grouped convolution: N, H, W, CI, CO, kernel, stride, pad, dilation, groups",
+        ((1, 56, 56, 64, 128, 3, 2, 1, 1, 4), *((*s, 1, 4) for s in C2D[1:])),
+        lambda b, s: convolution(b, conv_of(s)),
+        lambda s: conv_flops(conv_of(s)),
+    ),
+    "DIL": PaperOperator(
+        "dilated convolution: N, H, W, CI, CO, kernel, stride, pad, dilation",
+        tuple((*s, 2) for s in C2D),
+        lambda b, s: convolution(b, conv_of(s)),
+        lambda s: conv_flops(conv_of(s)),
+    ),
+    "DEP": PaperOperator(
+        "depthwise convolution: N, H, W, C, kernel, stride, pad",
+        ((1, 112, 112, 32, 3, 1, 1), (1, 112, 112, 64, 3, 2, 1), (1, 14, 14, 512, 3, 2, 1), (1, 7, 7, 1024, 3, 1, 1)),
+        lambda b, s: convolution(b, depthwise_of(s)),
+        lambda s: conv_flops(depthwise_of(s)),
+    ),
+    "T2D": PaperOperator(
+        "transposed 2D convolution: N, H, W, CI, CO, kernel, stride, pad",
+        ((1, 4, 4, 512, 256, 4, 2, 1), (1, 8, 8, 256, 128, 4, 2, 1), (1, 16, 16, 128, 64, 4, 2, 1), (1, 32, 32, 64, 3, 4, 2, 1)),
+        transposed,
+        transposed_flops,
+    ),
+    "CAP": PaperOperator(
+        "capsule convolution of 4 x 4 matrices: N, H, W, CI, CO, kernel, stride, pad",
+        ((1, 16, 16, 32, 32, 3, 2, 1), (1, 8, 8, 32, 32, 3, 1, 1), (1, 16, 16, 8, 16, 3, 2, 1), (1, 8, 8, 16, 16, 3, 1, 1)),
+        capsule,
+        capsule_flops,
+    ),
+    "NRM": PaperOperator(
+        "matrix 2-norm: batch, M, N",
+        ((1, 256, 256), (1, 512, 512), (1, 1024, 1024), (1, 4096, 1024)),
+        norm,
+        gemm_flops,
+    ),
+    "CBR": PaperOperator(
+        "convolution, bias, batch normalisation, relu: N, H, W, CI, CO, kernel, stride, pad",
+        (C2D[0], (1, 56, 56, 64, 128, 3, 2, 1), (1, 28, 28, 128, 256, 1, 2, 0), C2D[3]),
+        layer,
+        lambda s: conv_flops(conv_of(s)),
+    ),
+    "TBG": PaperOperator("transposes and batched product: batch, sequence, heads, dimension", TBG, scores, scores_flops),
+    "TBS": PaperOperator("TBG, then softmax over the last dimension", TBG, softmax_scores, scores_flops),
+}  # fmt: skip

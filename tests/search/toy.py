@@ -85,7 +85,7 @@ def column(p: Population, name: str) -> np.ndarray:
 def valid(p: Population, target: Target) -> np.ndarray:
     """The register tile fits the registers."""
     rows, vectors = column(p, "C.i.2"), column(p, "C.vector")
-    return rows * vectors + vectors + 1 <= target.vector_registers
+    return np.asarray(rows * vectors + vectors + 1 <= target.vector_registers)
 
 
 def canonical(p: Population) -> np.ndarray:

@@ -1,0 +1,562 @@
+"""Operators that move elements: shapes, slices, padding, gathers, scatters, resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+
+from ir import dsl
+from ir.compute import identity
+from ir.dsl import Handle, Reduction, any_of, call, cast, compute, maximum, minimum, reduce_axis, select
+from ir.expr import Axis, Const, Expr, Op, all_of, dtype_of, eq, le, lt
+from ir.operators.operator import (
+    Attributes,
+    Index,
+    IndexBound,
+    Inputs,
+    Operator,
+    Shapes,
+    accumulator,
+    at,
+    broadcast,
+    clamped,
+    flag,
+    integer,
+    ints,
+    is_float,
+    maybe,
+    narrowed,
+    need,
+    normal_axis,
+    real,
+    replaced,
+    scaled,
+    shifted,
+    text,
+    wide,
+    wrapped,
+)
+
+
+def _transpose(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Output dimension d is input dimension perm[d]; without `perm` the order is reversed."""
+    x = need(inputs, 0)
+    rank = len(x.shape)
+    perm = ints(attributes, "perm", tuple(reversed(range(rank))))
+    if sorted(perm) != list(range(rank)):
+        raise ValueError(f"perm {perm} is no permutation of {rank} dimensions")
+    source = [perm.index(d) for d in range(rank)]
+    return [compute([x.shape[p] for p in perm], lambda *i: x[tuple(i[d] for d in source)], "transpose")]
+
+
+def _reshape(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """The same elements in the same row-major order; `shape` has no wildcards."""
+    x, shape = need(inputs, 0), ints(attributes, "shape")
+    if prod(x.shape) != prod(shape):
+        raise ValueError(f"reshape of {x.shape} ({prod(x.shape)} elements) to {shape} ({prod(shape)})")
+    if 0 in shape:
+        return [compute(shape, lambda *i: identity(0.0, x.dtype), "reshape")]
+    groups = _reshape_groups(x.shape, shape)
+
+    def element(*i: Expr) -> Expr:
+        index: dict[int, Expr | int] = {d: 0 for d, n in enumerate(x.shape) if n == 1}
+        for ours, theirs in groups:
+            flat = _flat([i[d] for d in theirs], [shape[d] for d in theirs])
+            index |= zip(ours, _unflat(flat, [x.shape[d] for d in ours]), strict=True)
+        return x[tuple(index[d] for d in range(len(x.shape)))]
+
+    return [compute(shape, element, "reshape")]
+
+
+def _reshape_groups(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """(2, 3, 4) to (6, 2, 2)  -->  [([0, 1], [0]), ([2], [1, 2])]: the shortest groups with equal products.
+
+    Dimensions of 1 belong to no group. A group of one on both sides is a plain axis, so that adding or dropping
+    ones costs no arithmetic.
+    """
+    left = [d for d, n in enumerate(source) if n != 1]
+    right = [d for d, n in enumerate(target) if n != 1]
+    groups = []
+    while left:
+        ours, theirs = [left.pop(0)], [right.pop(0)]
+        while (a := prod(source[d] for d in ours)) != (b := prod(target[d] for d in theirs)):
+            if a < b:
+                ours.append(left.pop(0))
+            else:
+                theirs.append(right.pop(0))
+        groups.append((ours, theirs))
+    return groups
+
+
+def _flat(index: Sequence[Expr], extents: Sequence[int]) -> Expr:
+    out = index[0]
+    for i, n in zip(index[1:], extents[1:], strict=True):
+        out = out * n + i
+    return out
+
+
+def _unflat(flat: Expr, extents: Sequence[int]) -> list[Expr]:
+    out = []
+    for d, n in enumerate(extents):
+        after = prod(extents[d + 1 :])
+        digit = flat if after == 1 else flat // after
+        out.append(digit if d == 0 else digit % n)
+    return out
+
+
+def _expand(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Broadcast to `shape`, both ways as in ONNX: a 1 in `shape` keeps the extent of the input."""
+    x = need(inputs, 0)
+    return [compute(broadcast(x.shape, ints(attributes, "shape")), lambda *i: at(x, i), "expand")]
+
+
+def _concat(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Operands one after the other along `axis`, chosen by a balanced tree of comparisons."""
+    operands = [need(inputs, p) for p in range(len(inputs))]
+    axis = normal_axis(integer(attributes, "axis"), len(operands[0].shape))
+    for x in operands[1:]:
+        if x.shape[:axis] + x.shape[axis + 1 :] != operands[0].shape[:axis] + operands[0].shape[axis + 1 :]:
+            raise ValueError(f"concat of {operands[0].shape} and {x.shape} along dimension {axis}")
+    offsets, total = [], 0
+    for x in operands:
+        offsets.append(total)
+        total += x.shape[axis]
+    parts = [(x, o) for x, o in zip(operands, offsets, strict=True) if x.shape[axis]] or [(operands[0], 0)]
+    shape = (*operands[0].shape[:axis], total, *operands[0].shape[axis + 1 :])
+
+    def pick(among: Sequence[tuple[Handle, int]], i: tuple[Expr, ...]) -> Expr:
+        if len(among) == 1:
+            x, offset = among[0]
+            return x[replaced(i, axis, shifted(i[axis], -offset))]
+        middle = len(among) // 2
+        return select(lt(i[axis], among[middle][1]), pick(among[:middle], i), pick(among[middle:], i))
+
+    return [compute(shape, lambda *i: pick(parts, i), "concat")]
+
+
+def _slice(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """x[start + i * step] for i < size, in every dimension. `starts`, `steps`, `sizes` have one entry each."""
+    x = need(inputs, 0)
+    rank = len(x.shape)
+    starts, sizes = ints(attributes, "starts"), ints(attributes, "sizes")
+    steps = ints(attributes, "steps", (1,) * rank)
+    for n, start, step, size in zip(x.shape, starts, steps, sizes, strict=True):
+        last = start + (size - 1) * step
+        if size and not (0 <= start < n and 0 <= last < n):
+            raise ValueError(f"slice of {x.shape} from {starts} by {steps}, {sizes} elements, leaves the tensor")
+
+    def place(i: Expr, start: int, step: int) -> Expr:
+        return shifted(scaled(i, step), start) if step > 0 else start - scaled(i, -step)
+
+    def element(*i: Expr) -> Expr:
+        return x[tuple(map(place, i, starts, steps))]
+
+    return [compute(sizes, element if 0 not in sizes else lambda *i: identity(0.0, x.dtype), "slice")]
+
+
+def _pad(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """`pads`: all begins, then all ends, negative ones crop. `mode`: constant, edge, reflect, wrap.
+
+    The constant is attribute `value`, or a run-time scalar as second input.
+    """
+    x, fill = need(inputs, 0), maybe(inputs, 1)
+    rank = len(x.shape)
+    pads, mode = ints(attributes, "pads"), text(attributes, "mode", "constant")
+    if len(pads) != 2 * rank:
+        raise ValueError(f"pads {pads} must have {2 * rank} entries")
+    begins, ends = pads[:rank], pads[rank:]
+    shape = [n + b + e for n, b, e in zip(x.shape, begins, ends, strict=True)]
+    if any(n < 0 for n in shape):
+        raise ValueError(f"pads {pads} crop more than there is of {x.shape}")
+    if mode != "constant":
+        places = [_MODES[mode](n, b, e) for n, b, e in zip(x.shape, begins, ends, strict=True)]
+        return [compute(shape, lambda *i: x[tuple(p(j) for p, j in zip(places, i, strict=True))], "pad")]
+
+    def element(*i: Expr) -> Expr:
+        inside = [le(b, j) for b, j in zip(begins, i, strict=True) if b > 0]
+        inside += [lt(j, b + n) for b, e, j, n in zip(begins, ends, i, x.shape, strict=True) if e > 0]
+        value = x[tuple(shifted(j, -b) for b, j in zip(begins, i, strict=True))]
+        if not inside:
+            return value
+        other = _constant(real(attributes, "value", 0.0), x.dtype) if fill is None else fill[(0,) * len(fill.shape)]
+        return Op("select", (all_of(*inside), value, other))
+
+    return [compute(shape, element, "pad")]
+
+
+def _constant(value: float, dtype: str) -> Const:
+    return Const(value, dtype) if is_float(dtype) else Const(bool(value) if dtype == "bool" else int(value), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where output position i of a padded dimension comes from: extent, cells before, cells after."""
+
+    extent: int
+    begin: int
+    end: int
+
+    def edge(self, i: Expr) -> Expr:
+        return clamped(shifted(i, -self.begin), 0, self.extent - 1) if self.begin > 0 or self.end > 0 else self.crop(i)
+
+    def wrap(self, i: Expr) -> Expr:
+        """The offset is lifted by whole periods: div and mod take no negative numbers."""
+        if self.begin <= 0 and self.end <= 0:
+            return self.crop(i)
+        return shifted(i, -self.begin % self.extent) % self.extent
+
+    def reflect(self, i: Expr) -> Expr:
+        """... 2 1 | 0 1 2 | 1 0 ...: the edge is not repeated; the period is 2 (n - 1)."""
+        if self.extent == 1:
+            return i * 0
+        if self.begin <= 0 and self.end <= 0:
+            return self.crop(i)
+        period = 2 * (self.extent - 1)
+        if self.begin < self.extent and self.end < self.extent:
+            inner = shifted(i, -self.begin)
+            folded = call("abs", inner) if self.begin > 0 else inner
+            return minimum(folded, period - folded) if self.end > 0 else folded
+        phase = shifted(i, -self.begin % period) % period
+        return minimum(phase, period - phase)
+
+    def crop(self, i: Expr) -> Expr:
+        return shifted(i, -self.begin)
+
+
+_MODES: Mapping[str, Callable[[int, int, int], Callable[[Expr], Expr]]] = {
+    "edge":    lambda n, b, e: Border(n, b, e).edge,
+    "reflect": lambda n, b, e: Border(n, b, e).reflect,
+    "wrap":    lambda n, b, e: Border(n, b, e).wrap,
+}  # fmt: skip
+
+
+def _tile(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    x, repeats = need(inputs, 0), ints(attributes, "repeats")
+    if len(repeats) != len(x.shape):
+        raise ValueError(f"repeats {repeats} for a tensor of {len(x.shape)} dimensions")
+    shape = [n * r for n, r in zip(x.shape, repeats, strict=True)]
+    if 0 in shape:
+        return [compute(shape, lambda *i: identity(0.0, x.dtype), "tile")]
+
+    def place(i: Expr, extent: int, repeat: int) -> Expr | int:
+        return i if repeat == 1 else 0 if extent == 1 else i % extent
+
+    return [compute(shape, lambda *i: x[tuple(map(place, i, x.shape, repeats))], "tile")]
+
+
+def _depth_to_space(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Channels become blocks. `mode` DCR: channel = (row, column, depth); CRD: (depth, row, column), slowest first."""
+    x, block = need(inputs, 0), integer(attributes, "block")
+    order = text(attributes, "mode", "DCR")
+    c, h, w = _image(x, attributes)
+    if x.shape[c] % (block * block):
+        raise ValueError(f"{x.shape[c]} channels do not make blocks of {block} x {block}")
+    depth = x.shape[c] // (block * block)
+    shape = tuple({c: depth, h: x.shape[h] * block, w: x.shape[w] * block}.get(d, n) for d, n in enumerate(x.shape))
+
+    def element(*i: Expr) -> Expr:
+        row, column = i[h] % block, i[w] % block
+        cell = row * block + column
+        channel = cell * depth + i[c] if order == "DCR" else i[c] * (block * block) + cell
+        return x[tuple({c: channel, h: i[h] // block, w: i[w] // block}.get(d, p) for d, p in enumerate(i))]
+
+    return [compute(shape, element, "depth_to_space")]
+
+
+def _space_to_depth(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    x, block = need(inputs, 0), integer(attributes, "block")
+    c, h, w = _image(x, attributes)
+    if x.shape[h] % block or x.shape[w] % block:
+        raise ValueError(f"an image of {x.shape[h]} x {x.shape[w]} does not divide into blocks of {block}")
+    depth = x.shape[c]
+    new = {c: depth * block * block, h: x.shape[h] // block, w: x.shape[w] // block}
+
+    def element(*i: Expr) -> Expr:
+        cell = i[c] // depth
+        place = {c: i[c] % depth, h: i[h] * block + cell // block, w: i[w] * block + cell % block}
+        return x[tuple(place.get(d, p) for d, p in enumerate(i))]
+
+    return [compute([new.get(d, n) for d, n in enumerate(x.shape)], element, "space_to_depth")]
+
+
+def _image(x: Handle, attributes: Attributes) -> tuple[int, int, int]:
+    """Positions of channel, row and column."""
+    layout = text(attributes, "layout", "NCHW")
+    if len(x.shape) != 4 or sorted(layout) != sorted("NCHW"):
+        raise ValueError(f"layout {layout} does not describe an image of shape {x.shape}")
+    return layout.index("C"), layout.index("H"), layout.index("W")
+
+
+# --- run-time indices -------------------------------------------------------------------------------------------
+
+
+def _axis_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
+    data = shapes[0] or ()
+    extent = data[normal_axis(integer(attributes, "axis", 0), len(data))]
+    return [IndexBound(1, -extent, extent - 1)]
+
+
+def _nd_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
+    data, indices, batch = shapes[0] or (), shapes[1] or (), integer(attributes, "batch_dims", 0)
+    extents = data[batch : batch + indices[-1]]
+    return [IndexBound(1, -n, n - 1, component) for component, n in enumerate(extents)]
+
+
+def _gather(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """x[.., indices[..], ..]: the dimension `axis` is replaced by those of the indices."""
+    x, indices = need(inputs, 0), need(inputs, 1)
+    axis, count = normal_axis(integer(attributes, "axis", 0), len(x.shape)), len(indices.shape)
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+    def element(*i: Expr) -> Expr:
+        where = wrapped(indices[i[axis : axis + count]], x.shape[axis])
+        return x[(*i[:axis], where, *i[axis + count :])]
+
+    return [compute(shape, element, "gather")]
+
+
+def _gather_elements(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """out[i, j] = x[indices[i, j], j] for axis 0."""
+    x, indices = need(inputs, 0), need(inputs, 1)
+    axis = normal_axis(integer(attributes, "axis", 0), len(x.shape))
+    return [
+        compute(
+            indices.shape, lambda *i: x[replaced(i, axis, wrapped(indices[i], x.shape[axis]))], "gather_elements"
+        )
+    ]
+
+
+def _gather_nd(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """The last dimension of the indices is an index into x, after `batch_dims` shared leading dimensions."""
+    x, indices, batch = need(inputs, 0), need(inputs, 1), integer(attributes, "batch_dims", 0)
+    depth, lead = indices.shape[-1], len(indices.shape) - 1
+    if batch + depth > len(x.shape):
+        raise ValueError(f"gather_nd of {x.shape} with indices of {depth} dimensions after {batch} batch dimensions")
+    shape = (*indices.shape[:-1], *x.shape[batch + depth :])
+
+    def element(*i: Expr) -> Expr:
+        own = [wrapped(indices[(*i[:lead], d)], x.shape[batch + d]) for d in range(depth)]
+        return x[(*i[:batch], *own, *i[lead:])]
+
+    return [compute(shape, element, "gather_nd")]
+
+
+_SCATTERS = {
+    "add": (dsl.sum,  "add", 0.0),
+    "mul": (dsl.prod, "mul", 1.0),
+    "max": (dsl.max,  "max", -inf),
+    "min": (dsl.min,  "min", inf),
+}  # fmt: skip
+
+
+def _scattered(
+    x: Handle,
+    hit: Callable[[Index], Expr],
+    update: Callable[[Index, Expr], Expr],
+    k: Axis,
+    reduction: str,
+    name: str,
+) -> list[Handle]:
+    """x[i], joined with update(i, k) for every k that hits i.
+
+    Every output element looks for its updates: parallel and without races, at the price of a search. Without a
+    reduction the last update counts (ONNX leaves it open).
+    """
+    if reduction == "none":
+        last = compute(x.shape, lambda *i: dsl.max(select(hit(i), k, -1), k), f"{name}_last")
+        return [compute(x.shape, lambda *i: select(le(0, last[i]), update(i, last[i]), x[i]), name)]
+    combine, operation, neutral = _SCATTERS[reduction]
+    start = identity(neutral, accumulator(x.dtype))
+
+    def term(*i: Expr) -> Reduction:
+        return combine(Op("select", (hit(i), wide(update(i, k)), start)), k)
+
+    joined = compute(x.shape, term, f"{name}_{reduction}")
+    return [compute(x.shape, lambda *i: cast(call(operation, wide(x[i]), joined[i]), x.dtype), name)]
+
+
+def _scatter_elements(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """x with updates[i, j] put at [indices[i, j], j] (axis 0), or combined with what is there."""
+    x, indices, updates = need(inputs, 0), need(inputs, 1), need(inputs, 2)
+    axis = normal_axis(integer(attributes, "axis", 0), len(x.shape))
+    k = reduce_axis(indices.shape[axis], "k")
+    smaller = [d for d, n in enumerate(indices.shape) if d != axis and n < x.shape[d]]
+
+    def place(i: Index, p: Expr) -> tuple[Expr, ...]:
+        """Updates may be smaller than x in the other dimensions; no read may leave them."""
+        inner = [minimum(j, indices.shape[d] - 1) if d in smaller else j for d, j in enumerate(i)]
+        return tuple(p if d == axis else j for d, j in enumerate(inner))
+
+    def hit(i: Index) -> Expr:
+        covered = [lt(i[d], indices.shape[d]) for d in smaller]
+        return all_of(*covered, eq(wrapped(indices[place(i, k)], x.shape[axis]), i[axis]))
+
+    reduction = text(attributes, "reduction", "none")
+    return _scattered(x, hit, lambda i, p: updates[place(i, p)], k, reduction, "scatter_elements")
+
+
+def _scatter_nd(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """x with slices updates[b] put at x[indices[b]], or combined with what is there."""
+    x, indices, updates = need(inputs, 0), need(inputs, 1), need(inputs, 2)
+    depth, lead = indices.shape[-1], indices.shape[:-1]
+    k = reduce_axis(prod(lead), "k")
+
+    def row(p: Expr) -> list[Expr]:
+        return _unflat(p, lead) if lead else []
+
+    def hit(i: Index) -> Expr:
+        return all_of(*(eq(wrapped(indices[(*row(k), d)], x.shape[d]), i[d]) for d in range(depth)))
+
+    reduction = text(attributes, "reduction", "none")
+    return _scattered(x, hit, lambda i, p: updates[(*row(p), *i[depth:])], k, reduction, "scatter_nd")
+
+
+def _scatter_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
+    return _nd_bounds(shapes, {"batch_dims": 0})
+
+
+def _one_hot(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """values[1] where the new dimension `axis` equals the index, else values[0]; negative indices wrap."""
+    indices, values, depth = need(inputs, 0), need(inputs, 1), integer(attributes, "depth")
+    axis = normal_axis(integer(attributes, "axis", -1), len(indices.shape) + 1)
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+
+    def element(*i: Expr) -> Expr:
+        found = cast(indices[(*i[:axis], *i[axis + 1 :])], "int64")
+        hot = eq(select(lt(found, 0), found + depth, found), i[axis])
+        return select(hot, values[1], values[0])
+
+    return [compute(shape, element, "one_hot")]
+
+
+def _top_k(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """(values, indices) of the `k` largest (or smallest) along `axis`, in order; the lower index first among equals.
+
+    By rank: an element stands at the position that counts how many come before it. n^2 comparisons, no sorting.
+    """
+    x, count, largest = need(inputs, 0), integer(attributes, "k"), flag(attributes, "largest", True)
+    axis = normal_axis(integer(attributes, "axis", -1), len(x.shape))
+    extent = x.shape[axis]
+    if not 0 <= count <= extent:
+        raise ValueError(f"the {count} largest of {extent}")
+    j, m = reduce_axis(extent, "j"), reduce_axis(extent, "m")
+
+    def rank(*i: Expr) -> Reduction:
+        mine, other = x[i], x[replaced(i, axis, j)]
+        ahead = lt(mine, other) if largest else lt(other, mine)
+        return dsl.sum(cast(any_of(ahead, all_of(eq(mine, other), lt(j, i[axis]))), "int64"), j)
+
+    ranks = compute(x.shape, rank, "top_k_rank")
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+
+    def index(*i: Expr) -> Reduction:
+        return dsl.max(select(eq(ranks[replaced(i, axis, m)], i[axis]), m, 0), m)
+
+    indices = compute(shape, index, "top_k_index")
+    return [compute(shape, lambda *i: x[replaced(i, axis, indices[i])], "top_k"), indices]
+
+
+# --- resizing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Output i of one dimension stands at (i * numerator + offset) / denominator of the input, in exact integers."""
+
+    extent: int
+    size: int
+    numerator: int
+    offset: int
+    denominator: int
+
+    @property
+    def plain(self) -> bool:
+        return self.extent == self.size and self.numerator == self.denominator and self.offset == 0
+
+    def position(self, i: Expr) -> Expr:
+        """The numerator, clamped to the input where any output needs it."""
+        top = self.denominator * (self.extent - 1)
+        at = shifted(scaled(i, self.numerator), self.offset)
+        at = minimum(at, top) if (self.size - 1) * self.numerator + self.offset > top else at
+        return maximum(at, 0) if self.offset < 0 else at
+
+    def nearest(self, i: Expr, rounding: str) -> Expr:
+        """Rounding commutes with the clamp, because it is monotone and keeps integers."""
+        c = self.denominator
+        factor, bias, divisor = {
+            "floor":              (1, 0, c),
+            "ceil":               (1, c - 1, c),
+            "round_prefer_ceil":  (2, c, 2 * c),
+            "round_prefer_floor": (2, c - 1, 2 * c),
+        }[rounding]  # fmt: skip
+        numerator = shifted(scaled(self.position(i), factor), bias)
+        return numerator if divisor == 1 else numerator // divisor
+
+
+def _scales(x: Handle, attributes: Attributes) -> list[Scale]:
+    rank = len(x.shape)
+    columns = [ints(attributes, n) for n in ("sizes", "numerator", "offset", "denominator")]
+    if any(len(c) != rank for c in columns) or any(n < 1 or d < 1 for n, d in zip(columns[1], columns[3], strict=True)):
+        raise ValueError(f"resize of {x.shape}: sizes, numerator, offset, denominator need {rank} entries each")
+    return [Scale(*row) for row in zip(x.shape, *columns, strict=True)]
+
+
+def _resize(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Nearest neighbour, or linear interpolation one dimension after the other. Positions are rational: see `Scale`.
+
+    mode "nearest": `rounding` floor, ceil, round_prefer_floor, round_prefer_ceil. mode "linear".
+    """
+    x, scales = need(inputs, 0), _scales(need(inputs, 0), attributes)
+    if text(attributes, "mode", "nearest") == "nearest":
+        rounding = text(attributes, "rounding", "round_prefer_floor")
+        sizes = [s.size for s in scales]
+        return [
+            compute(
+                sizes,
+                lambda *i: x[tuple(j if s.plain else s.nearest(j, rounding) for s, j in zip(scales, i, strict=True))],
+                "resize",
+            )
+        ]
+    out: Handle = x
+    for d, scale in enumerate(scales):
+        out = out if scale.plain else _resized_linearly(out, d, scale)
+    same = out is x
+    return [compute(x.shape, lambda *i: x[i], "resize") if same else narrowed(out, x.dtype, "resize_cast")]
+
+
+def _resized_linearly(x: Handle, d: int, scale: Scale) -> Handle:
+    """x[low] + (x[high] - x[low]) * fraction would lose x[low] next to infinities: two weights instead."""
+
+    def element(*i: Expr) -> Expr:
+        position = scale.position(i[d])
+        low = position if scale.denominator == 1 else position // scale.denominator
+        high = minimum(low + 1, scale.extent - 1)
+        a, b = wide(x[replaced(i, d, low)]), wide(x[replaced(i, d, high)])
+        if scale.denominator == 1:
+            return a
+        share = cast(position % scale.denominator, dtype_of(a)) / float(scale.denominator)
+        return a * (1 - share) + b * share
+
+    return compute((*x.shape[:d], scale.size, *x.shape[d + 1 :]), element, "resize")
+
+
+OPERATORS = (
+    Operator("transpose",        _transpose),
+    Operator("reshape",          _reshape),
+    Operator("expand",           _expand),
+    Operator("concat",           _concat),
+    Operator("slice",            _slice),
+    Operator("pad",              _pad),
+    Operator("tile",             _tile),
+    Operator("depth_to_space",   _depth_to_space),
+    Operator("space_to_depth",   _space_to_depth),
+    Operator("gather",           _gather, _axis_bounds),
+    Operator("gather_elements",  _gather_elements, _axis_bounds),
+    Operator("gather_nd",        _gather_nd, _nd_bounds),
+    Operator("scatter_elements", _scatter_elements, _axis_bounds),
+    Operator("scatter_nd",       _scatter_nd, _scatter_bounds),
+    Operator("one_hot",          _one_hot),
+    Operator("top_k",            _top_k),
+    Operator("resize",           _resize),
+)  # fmt: skip
