@@ -261,17 +261,21 @@ def _tiled(state: State, stage: Compute, vector: str, structure: str, rule: str)
 
 
 def _lane_holes(stage: Compute, vector: str, target: Target) -> tuple[Hole, ...]:
-    """Vector width in bytes: the target's, and narrower ones where the axis is short."""
-    extent = next(a.extent for a in stage.axes if a.name == vector)
-    widths = [target.vector_bytes]
-    while extent * 4 < widths[0] and widths[0] > 16:
-        widths[0] //= 2
-    return (Hole(f"{stage.name}.vector", tuple(widths), "vector", stage.name),)
+    """Vector width in bytes: the target's; where the axis is shorter, what holds it and half of that."""
+    return (Hole(f"{stage.name}.vector", _widths(stage, vector, target), "vector", stage.name),)
+
+
+def _widths(stage: Compute, vector: str, target: Target) -> tuple[int, ...]:
+    extent = next((a.extent for a in stage.axes if a.name == vector), 1)
+    width = target.vector_bytes
+    while width > 16 and extent * 4 <= width // 2:
+        width //= 2
+    return (width // 2, width) if width > 16 and extent * 4 < width else (width,)
 
 
 def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> Iterator[Hole]:
     s_levels, r_levels = structure.count("S"), structure.count("R")
-    width = target.lanes(stage.dtype)
+    width = _widths(stage, vector, target)[0] // 4 if vector else 1
     for a in stage.space:
         if a.extent == 1:
             continue

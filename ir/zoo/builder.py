@@ -7,9 +7,8 @@ from math import prod, sqrt
 
 import numpy as np
 
-from ir.dsl import placeholder
 from ir.graph import Attribute, Graph, Node, Value
-from ir.operators import OPERATORS
+from ir.operators import infer
 
 LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 
@@ -22,7 +21,8 @@ class Builder:
     """
 
     def __init__(self, name: str, seed: int = 0, last: bool = False) -> None:
-        self.name, self.last, self.rng = name, last, np.random.default_rng(seed)
+        self.name, self.seed, self.last = name, seed, last
+        self.rng = np.random.default_rng(seed)
         self.values: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}
         self.inputs: list[str] = []
@@ -47,10 +47,9 @@ class Builder:
 
     def node(self, operator: str, *inputs: str, name: str = "", **attributes: Attribute) -> str:
         """Add a node with one output, called like the node."""
-        given = [self.values[i] for i in inputs]
-        made = OPERATORS[operator].define([placeholder(v.shape, v.name, v.dtype) for v in given], attributes)
         name = name or f"{operator}_{len(self.nodes)}"
-        self.values[name] = Value(name, made[0].extents, made[0].dtype)
+        shape, dtype = infer(operator, [self.values[i] for i in inputs], attributes)[0]
+        self.values[name] = Value(name, shape, dtype)
         self.nodes.append(Node(name, operator, inputs, (name,), attributes))
         return name
 
@@ -76,6 +75,14 @@ class Builder:
             w = np.ascontiguousarray(w.transpose(*range(2, rank + 2), 1, 0))
             attributes["layout"] = f"N{LETTERS[rank]}C"
         return self.node("conv", x, self.constant(w, name and f"{name}.w"), *bias, name=name, **attributes)
+
+    def transposed(self, x: str, w: np.ndarray, *bias: str, name: str = "", **attributes: Attribute) -> str:
+        """Weights come as I, O, space; `last` turns them."""
+        rank = w.ndim - 2
+        if self.last:
+            w = np.ascontiguousarray(w.transpose(*range(2, rank + 2), 1, 0))
+            attributes["layout"] = f"N{LETTERS[rank]}C"
+        return self.node("conv_transpose", x, self.constant(w, name and f"{name}.w"), *bias, name=name, **attributes)
 
     def conv(
         self,

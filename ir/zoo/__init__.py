@@ -1,0 +1,53 @@
+"""Networks and the paper's operators as graphs, with seeded random weights.
+
+    build("resnet50", batch=16)      build("C2D.2.b1")      operator_dag("GMM.3.b1")
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from ir.compute import Dag
+from ir.fuse import compose
+from ir.graph import Graph, ModelError
+from ir.key import canonical
+from ir.zoo.builder import Builder
+from ir.zoo.operators import PAPER, Shape
+
+BATCHES = (1, 16)  # of the paper's benchmarks
+
+
+def names() -> list[str]:
+    """Everything that `build` knows; the paper's operators with their shape and batch, as in "C2D.0.b16"."""
+    return [f"{kind}.{i}.b{b}" for kind, row in PAPER.items() for i in range(len(row.shapes)) for b in BATCHES]
+
+
+def build(name: str, batch: int = 1, seq: int | None = None, seed: int = 0) -> Graph:
+    kind, shape = paper_shape(name, batch)
+    b = Builder(name, seed)
+    return b.graph(PAPER[kind].build(b, shape))
+
+
+def paper_shape(name: str, batch: int = 1) -> tuple[str, Shape]:
+    """ "GMM.3.b16" -> its kind and shape; the shape's number defaults to 0, the batch to `batch`."""
+    kind, *options = name.split(".")
+    numbers = [o for o in options if o.isdigit()]
+    batches = [o[1:] for o in options if o.startswith("b") and o[1:].isdigit()]
+    at = int(numbers[0]) if numbers else 0
+    if kind not in PAPER or len(numbers) + len(batches) != len(options) or at >= len(PAPER[kind].shapes):
+        raise unknown(name)
+    return kind, (int(batches[0]) if batches else batch, *PAPER[kind].shapes[at][1:])
+
+
+def unknown(name: str) -> ModelError:
+    known = names()
+    close = get_close_matches(name, known, 5, 0.5)
+    return ModelError(f"no model is called {name!r}; {'near matches: ' + ', '.join(close) if close else 'try ir.zoo.names()'}")
+
+
+def operator_dag(name: str) -> Dag:
+    """The channels-last DAG of a paper operator, ready for scheduling; weights are constant inputs."""
+    kind, shape = paper_shape(name)
+    b = Builder(name, last=True)
+    graph = b.graph(PAPER[kind].build(b, shape))
+    return canonical(compose(graph, graph.nodes, graph.outputs))[0]

@@ -1,0 +1,181 @@
+"""Which rows of a population are worth building, and which are the same program.
+
+All columns at once: no program object is made. The predicates are those that a prototype's measurements supported
+(a register tile that spills, or one too small to hide latency, was never among the best tenth).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from ir.compute import Compute, Dag
+from ir.expr import Axis
+from ir.schedule import ComputeAt, Population, Sketch, Tile
+from ir.target import Target
+from ir.tiling import Tiling, tiling
+from ir.transform import apply, unit_axes
+
+SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
+MOST_STATEMENTS = 1024  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
+MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
+MOST_REDUNDANCY = 4  # times a producer may be recomputed
+
+Columns = np.ndarray
+
+
+@lru_cache(maxsize=256)
+def structure(sketch: Sketch) -> tuple[Dag, dict[str, Tile]]:
+    """The DAG a sketch's steps lead to (numbers in it are nominal) and the tile step of each stage."""
+    known = {h.name: h.options[0] for h in sketch.holes}
+    dag = unit_axes(sketch.dag)
+    for step in sketch.steps:
+        dag = apply(dag, step, known, lambda stage, axis: 16)
+    return dag, {s.stage: s for s in sketch.steps if isinstance(s, Tile)}
+
+
+def tilings(population: Population) -> dict[str, Tiling]:
+    """Per tiled stage, sizes as columns."""
+    dag, tiles = structure(population.sketch)
+    return {name: tiling(dag.stage(name), tile, population.get) for name, tile in tiles.items() if name in dag.tensors}
+
+
+def canonical(population: Population) -> Columns:
+    """int64 matrix of effective values: rows are equal when the programs are.
+
+    Tile factors are clamped as in `ir.tiling`; the other holes stand as chosen.
+    """
+    columns = [population.values(h.name) for h in population.sketch.holes]
+    effective = _effective_factors(population)
+    for i, h in enumerate(population.sketch.holes):
+        if h.name in effective:
+            columns[i] = effective[h.name]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(population), 0), np.int64)
+
+
+def _effective_factors(population: Population) -> dict[str, Columns]:
+    out: dict[str, Columns] = {}
+    for name, t in tilings(population).items():
+        for a, sizes in t.sizes.items():
+            for n in range(1, len(sizes)):
+                out[f"{name}.{a.name}.{n}"] = np.broadcast_to(sizes[n - 1] // sizes[n], len(population))
+    return out
+
+
+def valid(population: Population, target: Target) -> Columns:
+    """bool column: fits the registers, is large enough, is not too much code, keeps its buffers small."""
+    ok = np.ones(len(population), dtype=bool)
+    found = tilings(population)
+    for t in found.values():
+        if t.stage.reduce:
+            ok &= _registers_fit(t, target) & _large_enough(t, target)
+        ok &= _statements(t) <= MOST_STATEMENTS
+    return ok & _buffers_fit(population, found)
+
+
+def rows_and_vectors(t: Tiling) -> tuple[Columns, Columns]:
+    """Register tile as rows x vectors."""
+    rows = prod((np.minimum(t.register(a), a.extent) for a in t.stage.space if a != t.vector), start=np.int64(1))
+    if t.vector is None:
+        return rows, np.int64(1)
+    size = t.sizes[t.vector][0] if t.lanes_reduce else t.register(t.vector)
+    most = -(-t.vector.extent // t.lanes)
+    return rows, np.clip(size // t.lanes, 1, most)
+
+
+def registers(t: Tiling) -> Columns:
+    """Accumulators, one row of vectors, one broadcast."""
+    rows, vectors = rows_and_vectors(t)
+    return rows * vectors + (0 if t.lanes_reduce else vectors) + 1
+
+
+def _registers_fit(t: Tiling, target: Target) -> Columns:
+    return registers(t) <= target.vector_registers
+
+
+def _large_enough(t: Tiling, target: Target) -> Columns:
+    """Where the space allows it; plain nests (pooling, row sums) are bound by memory and may stay small."""
+    if t.structure.count("S") < 3:
+        return np.bool_(True)
+    rows, vectors = rows_and_vectors(t)
+    most = -(-t.vector.extent // t.lanes) if t.vector is not None and not t.lanes_reduce else 1
+    possible = prod(a.extent for a in t.stage.space if a != t.vector) * most
+    return rows * vectors >= np.minimum(SMALL_TILE, -(-possible // 2))
+
+
+def _statements(t: Tiling) -> Columns:
+    rows, vectors = rows_and_vectors(t)
+    variants = prod((1 + (a.extent % np.maximum(t.register(a), 1) != 0) for a in t.stage.space), start=np.int64(1))
+    return rows * vectors * variants * (1 + np.asarray(t.unroll))
+
+
+def _buffers_fit(population: Population, found: dict[str, Tiling]) -> Columns:
+    """Local buffers of attached stages and of partial sums; recomputation within bounds."""
+    dag, _ = structure(population.sketch)
+    bytes_, ok = np.zeros(len(population)), np.ones(len(population), dtype=bool)
+    for step in population.sketch.steps:
+        if isinstance(step, ComputeAt) and step.stage in dag.tensors and step.consumer in found:
+            size, runs = attached_region(population, step, dag, found[step.consumer])
+            inside = population.get(f"{step.stage}.at", 0) > 0
+            whole = prod(dag.stage(step.stage).shape)
+            ok &= ~inside | (runs * size <= MOST_REDUNDANCY * whole)
+            bytes_ += np.where(inside, size * 4, 0)
+    for t in found.values():
+        if t.structure.count("R") > 1:
+            bytes_ += prod((t.sizes[a][t.levels - 3] for a in t.stage.space), start=np.int64(1)) * 4
+    return ok & (bytes_ <= MOST_STACK)
+
+
+def attached_region(population: Population, step: ComputeAt, dag: Dag, host: Tiling) -> tuple[Columns, Columns]:
+    """Elements of the region a producer computes inside its host, and how often it does; estimated per dimension as
+    the share of the host's tile, which is exact where indices are single axes."""
+    at = population.get(f"{step.stage}.at", 0)
+    span, runs = spans(host, at, len(population))
+    stage = dag.stage(step.stage)
+    size = np.ones(len(population))
+    reads_ = _reads_of(dag, step.stage, host.stage)
+    for d, extent in enumerate(stage.shape):
+        size *= _dimension(reads_, d, extent, span)
+    return size, runs
+
+
+def _reads_of(dag: Dag, producer: str, host: Compute) -> list[tuple]:
+    from ir.affine import affine
+    from ir.expr import reads
+
+    return [tuple(affine(i) for i in r.index) for r in reads(host.body) if r.tensor == producer]
+
+
+def _dimension(forms: list[tuple], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
+    """Extent of one dimension of the region; the whole where no read of the host itself tells."""
+    if not forms or any(f[d] is None for f in forms):
+        return np.float64(extent)
+    reach = [1 + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in f[d].terms) for f in forms]
+    return np.minimum(np.maximum.reduce(np.broadcast_arrays(*reach)) if len(reach) > 1 else reach[0], extent)
+
+
+def spans(host: Tiling, position: Columns, n: int) -> tuple[dict[Axis, Columns], Columns]:
+    """Extent of the tile along each axis after `position` space loops of the host, and the trips made so far."""
+    loops = [a for a in host.stage.space if a.extent > 1]
+    span: dict[Axis, Columns] = {a: np.full(n, a.extent, dtype=np.int64) for a in host.stage.space}
+    runs = np.ones(n)
+    if host.vector not in loops:
+        return _descend(host, [loops], [np.ones(n, bool)], position, span, runs)
+    others = [a for a in loops if a != host.vector]
+    first = np.broadcast_to(np.asarray(host.vector_first, dtype=bool), n)
+    return _descend(host, [[host.vector, *others], [*others, host.vector]], [first, ~first], position, span, runs)
+
+
+def _descend(
+    host: Tiling, orders: list[list[Axis]], chosen: list[Columns], position: Columns, span: dict[Axis, Columns], runs: Columns
+) -> tuple[dict[Axis, Columns], Columns]:
+    for order, mask in zip(orders, chosen, strict=True):
+        for level in range(host.levels - 1):
+            for i, a in enumerate(order):
+                here = mask & (position >= level * len(order) + i + 1)
+                size = np.minimum(host.sizes[a][level], span[a])
+                runs = np.where(here, runs * -(-span[a] // np.maximum(size, 1)), runs)
+                span[a] = np.where(here, size, span[a])
+    return span, runs
