@@ -61,20 +61,13 @@ def emit(nest: Nest, entry: str = "kernel") -> tuple[str, int]:
     return f"void {entry}(void *const *arguments, void *workspace) {{\n{e.text()}}}\n", e.workspace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Buffer:
     name: str  # in C
     shape: tuple[int, ...]
     dtype: str
     scope: str
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        out, step = [], 1
-        for n in reversed(self.shape):
-            out.append(step)
-            step *= n
-        return tuple(reversed(out))
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +105,10 @@ class _Emitter:
     vector: _Vector | None = None
     workspace: int = 0
     counter: int = 0
-    forms: dict[tuple[str, tuple[Expr, ...]], tuple[Affine, tuple[tuple[int, Expr], ...]]] = field(default_factory=dict)
+    # by identity: the nest keeps its trees alive, and hashing a tree costs more than emitting it
+    forms: dict[tuple[int, int], tuple[Affine, tuple[tuple[int, Expr], ...]]] = field(default_factory=dict)
+    kept: list[_Buffer] = field(default_factory=list)  # so that no identity is used twice
+    known_axes: dict[int, frozenset[Axis]] = field(default_factory=dict)
 
     # --- text
 
@@ -140,8 +136,8 @@ class _Emitter:
     def declare(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> str:
         old = self.buffers.get(name)
         c_name = old.name if old is not None and scope in ("register", "stack") else self.unique(name)
-        self.buffers[name] = _Buffer(c_name, shape, dtype, scope)
-        self.forms = {k: v for k, v in self.forms.items() if k[0] != name}
+        self.buffers[name] = _Buffer(c_name, shape, dtype, scope, _strides(shape))
+        self.kept.append(self.buffers[name])
         return c_name
 
     def axis(self, a: Axis) -> str:
@@ -249,7 +245,7 @@ class _Emitter:
     def store_vector(self, s: Store, target: _Buffer, v: _Vector) -> None:
         if target.dtype != "float32" or v.lanes not in (4, 8, 16):
             raise _NoVector
-        if not any(v.axis in axes(i) for i in s.index):
+        if not any(self.mentions(i, v.axis) for i in s.index):
             self.store_across(s, target, v)
         elif target.scope == "register":
             self.line(f"{self.register(target, s.index[:-1])} = {self.as_vector(self.value(s.value))};")
@@ -299,17 +295,12 @@ class _Emitter:
 
     def offset(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Affine, tuple[tuple[int, Expr], ...]]:
         """Row-major offset: its linear part, and (stride, index) for the indices that are not linear."""
-        key = (buffer, index)
-        if key not in self.forms:
-            form, rest = ZERO, []
-            for i, stride in zip(index, self.buffers[buffer].strides, strict=True):
-                part = affine(i)
-                if part is None:
-                    rest.append((stride, i))
-                else:
-                    form = plus(form, scale(part, stride)) or ZERO
-            self.forms[key] = form, tuple(rest)
-        form, rest = self.forms[key]
+        b = self.buffers[buffer]
+        key = (id(b), id(index))
+        known = self.forms.get(key)
+        if known is None:
+            known = self.forms[key] = _linear(index, b.strides)
+        form, rest = known
         if not self.constants:
             return form, rest
         constant, terms = form.constant, []
@@ -322,7 +313,7 @@ class _Emitter:
 
     def address(self, b: _Buffer, form: Affine, lane: Axis | None) -> str:
         """`pointer + constant`, the pointer set up once for all accesses that share their moving part."""
-        terms = tuple(sorted(((a, c) for a, c in form.terms if a != lane), key=lambda t: t[0].name))
+        terms = tuple(t for t in form.terms if t[0] != lane) if lane is not None else form.terms
         if not terms:
             base = b.name
         else:
@@ -357,6 +348,12 @@ class _Emitter:
         form = affine(e)
         assert form is not None
         return form.constant + sum(c * self.constants[a] for a, c in form.terms)
+
+    def mentions(self, e: Expr, axis: Axis) -> bool:
+        known = self.known_axes.get(id(e))
+        if known is None:
+            known = self.known_axes[id(e)] = frozenset(axes(e))
+        return axis in known
 
     # --- scalar expressions
 
@@ -402,7 +399,7 @@ class _Emitter:
         assert v is not None
         if isinstance(e, Read):
             return self.read(e, v)
-        if not _mentions(e, v.axis):
+        if not self.mentions(e, v.axis):
             return self.invariant(e)
         match e:
             case Op("select", (c, then, otherwise)):
@@ -434,12 +431,12 @@ class _Emitter:
     def read(self, e: Read, v: _Vector) -> _Value:
         b = self.buffers[e.tensor]
         if b.scope == "register":
-            if b.shape[-1] == v.lanes and _mentions(e.index[-1], v.axis):
+            if b.shape[-1] == v.lanes and self.mentions(e.index[-1], v.axis):
                 return _Value(self.register(b, e.index[:-1]), "v")
             return _Value(self.register_element(b, e.index))
         form, rest = self.offset(e.tensor, e.index)
         step = form.coefficient(v.axis)
-        if any(_mentions(i, v.axis) for _, i in rest):
+        if any(self.mentions(i, v.axis) for _, i in rest):
             raise _NoVector
         if step == 0:
             return self.broadcast(e, b, form, rest)
@@ -481,9 +478,9 @@ class _Emitter:
         match c:
             case Op("lt", (Axis() as lane, Const(n, _))) if lane == v.axis:
                 return self.first_lanes(int(n), then, otherwise, v)
-        if not _mentions(c, v.axis):
+        if not self.mentions(c, v.axis):
             return self.branch(c, then, otherwise, v)
-        if any(isinstance(n, Read) and self.buffers[n.tensor].scope != "register" and _mentions(n, v.axis)
+        if any(isinstance(n, Read) and self.buffers[n.tensor].scope != "register" and self.mentions(n, v.axis)
                for side in (then, otherwise) for n in walk(side)):  # fmt: skip
             raise _NoVector  # a guarded load must not touch what its guard rules out
         mask = self.value(c)
@@ -572,6 +569,26 @@ def _bytes(a: Alloc) -> int:
     return prod(a.shape) * dtype(a.dtype).itemsize
 
 
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= n
+    return tuple(reversed(out))
+
+
+def _linear(index: tuple[Expr, ...], strides: tuple[int, ...]) -> tuple[Affine, tuple[tuple[int, Expr], ...]]:
+    form, rest = ZERO, []
+    for i, stride in zip(index, strides, strict=True):
+        part = affine(i)
+        if part is None:
+            rest.append((stride, i))
+        else:
+            form = plus(form, scale(part, stride)) or ZERO
+    terms = tuple(sorted(form.terms, key=lambda t: t[0].name))
+    return Affine(terms, form.constant), tuple(rest)
+
+
 def _suffixes(shape: tuple[int, ...]) -> Iterator[str]:
     if not shape:
         yield ""
@@ -609,11 +626,6 @@ def _collapsible(s: For) -> int:
 def _constant(e: Expr) -> int:
     assert isinstance(e, Const), "an unrolled or vector loop has a constant extent"
     return int(e.value)
-
-
-@cache
-def _mentions(e: Expr, axis: Axis) -> bool:
-    return axis in axes(e)
 
 
 @cache

@@ -36,7 +36,7 @@ GUARD_PATTERN = np.frombuffer(b"\xa5\xc5\xff\xff", np.uint8)  # a NaN in every f
 ALIGN = 64
 POISON = (0xFF, 0x7F)  # bytes of an unwritten output or workspace in the first and the second run; 0xFF.. is a NaN
 CHUNK = 1 << 15  # elements that a comparison looks at together: its temporaries stay in the cache
-CACHE_BYTES = 256 << 20  # operands kept between programs
+CACHE_BYTES = 1 << 30  # operands kept between programs
 BATCH_FILE = "batch.json"
 
 
@@ -137,7 +137,7 @@ class Buffer:
         self.address = self.bytes.ctypes.data
 
     def view(self, operand: Operand) -> Array:
-        return self.bytes.view(operand.dtype).reshape(operand.shape)
+        return self.bytes.view(held(operand.dtype)).reshape(operand.shape)
 
     def damage(self) -> str:
         """Where a guard was overwritten; empty when both are whole."""
@@ -148,6 +148,11 @@ class Buffer:
                 byte = distance - int(hit[-1]) if distance else int(hit[0]) + 1
                 return f"{hit.size} guard bytes overwritten, the nearest {byte} bytes {place} it"
         return ""
+
+
+def held(dtype: str) -> str:
+    """Booleans are looked at as bytes: a kernel might write something that is neither 0 nor 1."""
+    return "uint8" if dtype == "bool" else dtype
 
 
 def nbytes(operand: Operand) -> int:
@@ -201,7 +206,8 @@ class Truth:
 @lru_cache(maxsize=8)
 def truth(expected: str, bound: str, dtype: str) -> Truth:
     e, b = np.load(expected).reshape(-1), np.load(bound).reshape(-1)
-    low, high = limits_of(e, b, np.dtype(dtype))
+    e = e.astype(np.uint8) if dtype == "bool" else e
+    low, high = limits_of(e, b, np.dtype(held(dtype)))
     return Truth(e, b, low, high)
 
 
@@ -210,13 +216,10 @@ def limits_of(expected: Array, bound: Array, dtype: np.dtype[Any]) -> tuple[Arra
     if dtype.kind != "f":
         if not bound.any():
             return expected, expected
-        kept = np.iinfo(dtype) if dtype.kind in "iu" else None
-        bottom, top = (kept.min, kept.max) if kept else (0, 1)
-        value = expected.astype(np.float64)
-        return (
-            np.clip(np.ceil(value - bound), bottom, top).astype(dtype),
-            np.clip(np.floor(value + bound), bottom, top).astype(dtype),
-        )
+        value, whole = expected.astype(np.float64), np.iinfo(dtype)
+        low = np.clip(np.ceil(value - bound), whole.min, whole.max).astype(dtype)
+        high = np.clip(np.floor(value + bound), whole.min, whole.max).astype(dtype)
+        return np.where(bound > 0, low, expected), np.where(bound > 0, high, expected)
     with np.errstate(all="ignore"):
         low, high = expected - bound, expected + bound
         narrow_low, narrow_high = low.astype(dtype), high.astype(dtype)
@@ -364,7 +367,7 @@ class Child:
 
     def operand(self, o: Operand) -> Buffer:
         if o.written:
-            return self.memory.buffer(o.name, nbytes(o))
+            return self.memory.buffer(f"output {o.name}", nbytes(o))
 
         def fill(b: Buffer) -> None:
             b.view(o)[...] = source(o.path)
@@ -443,7 +446,7 @@ def load(job: Job) -> ctypes.CDLL:
 # ---------------------------------------------------------------------------------------------- batches
 
 
-def work(folder: str) -> None:
+def work(folder: str, memory: Memory) -> None:
     """Take jobs of the batch until none is left. Each line of our results file is [what, index, ...]."""
     with open(os.path.join(folder, BATCH_FILE)) as f:
         batch = batch_from(json.load(f))
@@ -453,7 +456,7 @@ def work(folder: str) -> None:
         os.write(out, (json.dumps(words) + "\n").encode())
 
     say("start", "harness")
-    child = Child(batch, Memory())
+    child = Child(batch, memory)
     child.open_harness()
     visit(child, say)
     done = 0
@@ -526,9 +529,10 @@ def main(words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     gc.freeze()
+    buffers = Memory()
     os.write(reply, b"!")  # ready
     for line in sys.stdin:
-        work(line.rstrip("\n"))
+        work(line.rstrip("\n"), buffers)
         os.write(reply, b".")
 
 

@@ -16,7 +16,10 @@ class Affine:
     constant: int
 
     def coefficient(self, axis: Axis) -> int:
-        return next((c for a, c in self.terms if a == axis), 0)
+        for a, c in self.terms:
+            if a == axis:
+                return c
+        return 0
 
 
 ZERO = Affine((), 0)

@@ -496,24 +496,39 @@ def _leaves(dag: Dag, colours: Colours, budget: list[int]) -> Iterator[Colours]:
 
 
 def _renamed(dag: Dag, colours: Colours) -> tuple[Dag, dict[str, str]]:
-    """Names by position in a walk from the outputs, operands before their readers."""
-    ordered = {c.name: replace(c, body=_ordered(c.body, colours, c)) for c in dag.computes}
-    walk = _post_order(dag, ordered)
+    """Names by position in a walk from the outputs, operands before their readers; constants are the last inputs."""
+    roles = _roles(dag)
+    ordered = {c.name: replace(c, body=_ordered(c.body, colours, c, roles)) for c in dag.computes}
     given = {i.name: i for i in dag.inputs}
+    walk = sorted(_post_order(dag, ordered), key=lambda n: given[n].constant if n in given else 2)
     names = _canonical_names([given[n] if n in given else ordered[n] for n in walk])
     inputs = tuple(replace(given[n], name=names[n]) for n in walk if n in given)
     computes = tuple(_with_names(ordered[n], names) for n in walk if n in ordered)
     return Dag(inputs, computes, tuple(names[o] for o in dag.outputs)), {names[n]: n for n in walk}
 
 
-def _ordered(e: Expr, colours: Colours, stage: Compute) -> Expr:
+def _ordered(e: Expr, colours: Colours, stage: Compute, roles: Roles) -> Expr:
     """Commutative operands in the order of their nameless texts; linear indices are in order already."""
-    kids = tuple(_ordered(k, colours, stage) for k in children(e))
+    kids = tuple(_ordered(k, colours, stage, roles) for k in children(e))
     if not kids:
         return e
-    if isinstance(e, Op) and e.name in COMMUTATIVE and dtype_of(e) != "int64":
-        kids = tuple(sorted(kids, key=lambda k: (isinstance(k, Const), _coloured(k, colours, stage))))
+    if isinstance(e, Op) and e.name in COMMUTATIVE and dtype_of(kids[0]) != "int64":
+        kids = tuple(sorted(kids, key=lambda k: (roles.rank(k), _coloured(k, colours, stage))))
     return rebuild(e, kids)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who comes first among commutative operands: stages, inputs, constants, literals. For the reader's sake."""
+
+    ranks: Mapping[str, int]
+
+    def rank(self, e: Expr) -> int:
+        return min((self.ranks[r.tensor] for r in reads(e)), default=3)
+
+
+def _roles(dag: Dag) -> Roles:
+    return Roles({c.name: 0 for c in dag.computes} | {i.name: 1 + i.constant for i in dag.inputs})
 
 
 def _post_order(dag: Dag, ordered: Mapping[str, Compute]) -> list[str]:
@@ -561,7 +576,7 @@ def stage_kind(c: Compute) -> str:
     """One word for what a stage does, from its form alone: conv, matmul, sum, pool, relu, pad, copy, add, ..."""
     slides = any(_slides(i, c) for r in reads(c.body) for i in r.index)
     match c.body:
-        case Op("mul", (Read(), Read())) if c.reduce and c.combiner == SUM:
+        case Op("mul", (Read() as a, Read() as b)) if c.reduce and c.combiner == SUM and a != b:
             return "conv" if slides else "matmul"
         case _ if c.reduce:
             return "pool" if slides else c.combiner.name if c.combiner in COMBINERS.values() else "combine"

@@ -2,7 +2,7 @@
 --   $workload VARCHAR  workloads.key
 --   $target   VARCHAR
 --   $device   VARCHAR  devices.key; NULL: any machine
---   $k        BIGINT   rows at most
+--   $k        BIGINT   rows at most; NULL: all
 SELECT row_number() OVER (ORDER BY r.confirmed DESC, r.seconds, r.program, r.device) AS rank,
        r.program, p.sketch, s.text AS sketch_text, p.choices,
        r.seconds, r.confirmed, r.measured, r.fastest_seconds, r.device, r.run, r.round,

@@ -4,11 +4,9 @@
 --   $target   VARCHAR
 --   $device   VARCHAR  devices.key; NULL: any machine (each machine has a best of its own)
 SELECT r.workload, r.device, r.program, p.sketch, p.choices,
-       CASE WHEN r.trusted THEN r.score END                                                      AS seconds,
-       CASE WHEN r.trusted
-            THEN min(r.score) FILTER (r.trusted) OVER (PARTITION BY r.workload, r.device) / r.score
-            ELSE 0.0 END                                                                         AS label,
-       NOT r.trusted                                                                             AS failed,
+       r.score                                                                                AS seconds,
+       coalesce(min(r.score) OVER (PARTITION BY r.workload, r.device) / r.score, 0.0)         AS label,
+       NOT r.trusted                                                                          AS failed,
        r.run, r.round
 FROM results r
 JOIN unique_programs p ON p.workload = r.workload AND p.key = r.program

@@ -22,35 +22,40 @@ CREATE OR REPLACE VIEW unique_sources   AS SELECT DISTINCT ON (program, target) 
 CREATE OR REPLACE VIEW unique_programs AS
 SELECT workload, key, any_value(sketch) AS sketch, any_value(choices) AS choices FROM programs GROUP BY workload, key;
 
--- A measurement is good when the program was compared with the oracle and has a time. Nothing else can be the best.
+-- A measurement is good when the program was compared with the oracle and has a time. It is trusted when, moreover, the
+-- program was never wrong on that target and device: one that races is wrong only sometimes. Nothing else can be the best.
 CREATE OR REPLACE VIEW judged AS
-SELECT *, coalesce(verified AND error_kind IS NULL AND best_seconds IS NOT NULL, false) AS good
-FROM measurements;
+WITH wrong AS (
+    SELECT DISTINCT workload, target, device, program, true AS wrong FROM measurements WHERE error_kind = 'wrong'
+)
+SELECT m.*,
+       coalesce(m.verified AND m.error_kind IS NULL AND m.best_seconds IS NOT NULL, false) AS good,
+       good AND w.wrong IS NULL                                                            AS trusted
+FROM measurements m
+LEFT JOIN wrong w USING (workload, target, device, program);
 
--- One row per program, target and device; several measurements merge by their median, whoever made them. A program that
--- was wrong once (a race, say) is never trusted again. `seconds` is the confirmed time where there is one, else the
--- drift-corrected one.
+-- One row per program, target and device; several measurements merge by their median, whoever made them. `seconds` is
+-- the confirmed time where there is one, else the drift-corrected one.
 CREATE OR REPLACE VIEW results AS
 SELECT workload, target, device, program,
-       count(*)                                                      AS measured,
-       bool_or(good) AND NOT bool_or(coalesce(error_kind = 'wrong', false)) AS trusted,
-       bool_or(good AND confirmed)                                   AS confirmed,
-       coalesce(median(best_seconds) FILTER (good AND confirmed),
-                median(coalesce(score, best_seconds)) FILTER (good)) AS seconds,
-       median(coalesce(score, best_seconds)) FILTER (good)           AS score,
-       min(best_seconds) FILTER (good)                               AS fastest_seconds,
-       arg_max(error_kind, created)                                  AS error_kind,
-       arg_max(run, created)                                         AS run,
-       arg_max(round, created)                                       AS round,
-       max(created)                                                  AS last_measured
+       count(*)                                                         AS measured,
+       bool_or(trusted)                                                 AS trusted,
+       bool_or(trusted AND confirmed)                                   AS confirmed,
+       coalesce(median(best_seconds) FILTER (trusted AND confirmed),
+                median(coalesce(score, best_seconds)) FILTER (trusted)) AS seconds,
+       median(coalesce(score, best_seconds)) FILTER (trusted)           AS score,
+       min(best_seconds) FILTER (trusted)                               AS fastest_seconds,
+       arg_max(run, created)                                            AS run,
+       arg_max(round, created)                                          AS round,
+       max(created)                                                     AS last_measured
 FROM judged
 GROUP BY workload, target, device, program;
 
 -- The measurements of the search itself, numbered in the order they were made; the finalists' round repeats some of them.
 CREATE OR REPLACE VIEW trials AS
 SELECT *,
-       row_number() OVER (PARTITION BY run ORDER BY round, created, workload, program)           AS trial,
-       row_number() OVER (PARTITION BY run, workload ORDER BY round, created, program)           AS workload_trial,
-       CASE WHEN good THEN coalesce(score, best_seconds) END                                     AS seconds
+       row_number() OVER (PARTITION BY run ORDER BY round, created, workload, program) AS trial,
+       row_number() OVER (PARTITION BY run, workload ORDER BY round, created, program) AS workload_trial,
+       CASE WHEN trusted THEN coalesce(score, best_seconds) END                        AS seconds
 FROM judged
 WHERE NOT confirmed;

@@ -173,3 +173,8 @@ def fill(store: Store) -> None:
     store.append("runs", [row("runs", 31, key="r2", started=NOON + timedelta(minutes=31))])
     store.append("sources", [row("sources", program="fast", text="void fast(void) {}", entry="fast")])
     store.append("devices", [row("devices")])
+
+
+@pytest.fixture(scope="session")
+def fill_store() -> Callable[[Store], None]:
+    return fill

@@ -1,0 +1,268 @@
+"""Every question: on an empty store, and on the store of `conftest.fill`, whose answers can be worked out by hand.
+
+workload w, target t1, device d (times in ms; "score" is drift-corrected):
+
+    trial  program     time  score  then
+    1      slow        4            
+    2      wrong       -            wrong
+    3      broken      -            crash
+    4      fast        2     2.2    confirmed twice: 2.0 and 2.2
+    5      lucky       1     2.0    never confirmed
+    6      unverified  0.001        not verified
+    7      racy        0.01         verified once, wrong the next time
+
+workload v: relu 0.5. Another target and another device hold times that would win if they were mixed in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.query import Connection, QueryError, connect, names, run, text
+from data.store import Store
+
+W = {"workload": "w", "target": "cpu-x86_64-v64-t1", "device": "d"}
+ALL = {"target": "cpu-x86_64-v64-t1", "workload": None, "device": "d"}
+PARAM = re.compile(r"^--   \$(\w+)\s+(VARCHAR|BIGINT)\b", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory, request) -> Connection:
+    """One connection to the whole store: these tests only read."""
+    store = Store.open(tmp_path_factory.mktemp("answers"))
+    request.getfixturevalue("fill_store")(store)
+    with connect(store) as connection:
+        yield connection
+
+
+def ms(value: float) -> Any:
+    return pytest.approx(value * 1e-3)
+
+
+# ---------------------------------------------------------------- the files
+
+
+def test_there_is_a_question_for_every_need():
+    assert names() == (
+        "best_program", "errors", "history", "incumbent", "measured_keys", "model_quality", "progress",
+        "rules_that_pay", "run_summary", "sketch_texts", "top_k", "training_set", "tuning_cost",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_header_asks_a_question_and_names_the_params(answers, name):
+    sql = text(name)
+    assert re.match(r"-- [A-Z][^?]*\?", sql), "the first line is the question"
+    named = {name for statement in answers.duckdb.extract_statements(sql) for name in statement.named_parameters}
+    assert {name for name, _ in PARAM.findall(sql)} == named
+    assert not re.search(r"\{|%s", sql)
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_empty_store_answers_with_no_rows(empty, name):
+    params = {param: 3 if kind == "BIGINT" else "x" for param, kind in PARAM.findall(text(name))}
+    assert empty.run(name, **params).num_rows == 0
+    assert empty.run(name, **dict.fromkeys(params)).num_rows == 0
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Connection:
+    with connect(Store.open(tmp_path_factory.mktemp("empty"))) as connection:
+        yield connection
+
+
+def test_what_is_no_question_is_refused(empty):
+    for name in ("views", "../views", "nothing", ""):
+        with pytest.raises(QueryError, match="no question named .*; there are best_program,"):
+            empty.run(name)
+    with pytest.raises(QueryError, match=r"^errors needs \$run; give None for NULL$"):
+        empty.run("errors")
+    with pytest.raises(QueryError, match=r"^errors has no \$runn; it has \$run$"):
+        empty.run("errors", run="r", runn="r")
+
+
+def test_a_value_of_another_type_is_refused_in_one_line(answers):
+    with pytest.raises(QueryError, match="^Conversion Error: .*many.*$"):
+        answers.run("top_k", k="many", **W)
+
+
+# ---------------------------------------------------------------- the answers
+
+
+def test_best_program_is_the_confirmed_one(answers):
+    (best,) = answers.run("best_program", **W).to_pylist()
+    assert (best["program"], best["confirmed"], best["measured"]) == ("fast", True, 3)
+    assert best["seconds"] == ms(2.1)
+    assert best["fastest_seconds"] == ms(2.0)
+    assert (best["sketch_text"], best["choices"]) == ("sketch one", [1, 1])
+    assert (best["entry"], best["source_text"]) == ("fast", "void fast(void) {}")
+
+
+def test_best_program_of_every_workload_and_of_any_machine(answers):
+    best = answers.run("best_program", **ALL).to_pylist()
+    assert [(row["workload"], row["program"], row["confirmed"]) for row in best] == [("v", "relu", False), ("w", "fast", True)]
+    assert best[0]["source_text"] is None
+    assert answers.run("best_program", **{**W, "device": "e"})["program"].to_pylist() == ["slow"]
+    assert answers.run("best_program", **{**W, "device": None})["program"].to_pylist() == ["fast"]
+    assert answers.run("best_program", **{**W, "target": "cpu-x86_64-v64-t2"})["seconds"].to_pylist() == [1e-5]
+
+
+def test_top_k(answers):
+    top = answers.run("top_k", k=2, **W).to_pylist()
+    assert [(row["rank"], row["program"]) for row in top] == [(1, "fast"), (2, "lucky")]
+    top = answers.run("top_k", k=10, **W).to_pylist()
+    assert [row["program"] for row in top] == ["fast", "lucky", "slow"]
+
+
+def test_incumbent_is_the_lowest_score_confirmed_or_not(answers):
+    (incumbent,) = answers.run("incumbent", **W).to_pylist()
+    assert (incumbent["program"], incumbent["choices"], incumbent["confirmed"]) == ("lucky", [6], False)
+    assert incumbent["score"] == ms(2.0)
+    assert answers.run("incumbent", **ALL)["workload"].to_pylist() == ["v", "w"]
+
+
+def test_training_set_has_throughput_relative_to_the_best(answers):
+    learnt = {row["program"]: row for row in answers.run("training_set", **W).to_pylist()}
+    assert {name: row["label"] for name, row in learnt.items()} == {
+        "lucky": 1.0, "slow": pytest.approx(0.5), "fast": pytest.approx(2.0 / 2.0, abs=0.1),
+        "wrong": 0.0, "broken": 0.0, "unverified": 0.0, "racy": 0.0,
+    }  # fmt: skip
+    assert {name for name, row in learnt.items() if row["failed"]} == {"wrong", "broken", "unverified", "racy"}
+    assert learnt["racy"]["seconds"] is None
+    assert learnt["slow"]["seconds"] == ms(4.0)
+    assert (learnt["fast"]["sketch"], learnt["fast"]["choices"]) == ("s1", [1, 1])
+    labels = {row["program"]: row["label"] for row in answers.run("training_set", **ALL).to_pylist()}
+    assert labels["relu"] == labels["lucky"] == 1.0  # each workload has its own best
+
+
+def test_measured_keys_hold_failures_too(answers):
+    keys = answers.run("measured_keys", **W).to_pylist()
+    assert [row["program"] for row in keys] == sorted(["slow", "wrong", "broken", "fast", "lucky", "unverified", "racy"])
+    assert keys[0] == {"program": "broken", "sketch": "s2", "choices": [5]}
+    assert answers.run("measured_keys", **{**W, "device": "e"})["program"].to_pylist() == ["slow"]
+
+
+def test_sketch_texts(answers):
+    assert answers.run("sketch_texts", workload="w").to_pylist()[0] == {
+        "workload": "w", "sketch": "s1", "text": "sketch one", "rules": ["tile", "tile", "unroll"], "holes": "[]",
+        "dag_text": "C[i, j] += A[i, k] * B[k, j]",
+    }  # fmt: skip
+    assert answers.run("sketch_texts", workload=None).num_rows == 3
+
+
+def test_progress_counts_failures_and_leaves_the_finalists_out(answers):
+    trials = answers.run("progress", run="r").to_pylist()
+    assert [row["trial"] for row in trials] == list(range(1, 10))
+    of_w = [row for row in trials if row["workload"] == "w"]
+    assert [row["program"] for row in of_w] == ["slow", "wrong", "broken", "fast", "lucky", "unverified", "racy", "racy"]
+    assert [row["best_seconds"] for row in of_w] == [ms(t) for t in (4, 4, 4, 2.2, 2.0, 2.0, 2.0, 2.0)]
+    assert [row["workload_trial"] for row in of_w] == list(range(1, 9))
+    assert of_w[1]["seconds"] is None
+    assert of_w[1]["error_kind"] == "wrong"
+    assert of_w[3]["elapsed_seconds"] == 600.0
+
+
+def test_errors(answers):
+    errors = answers.run("errors", run="r").to_pylist()
+    assert [(row["kind"], row["count"], row["programs"], row["first_message"]) for row in errors] == [
+        ("wrong", 2, 2, "off by 3"), ("crash", 1, 1, "signal 11"), ("unverified", 1, 1, None),
+    ]  # fmt: skip
+    assert errors[0]["share"] == pytest.approx(2 / 11)
+    assert answers.run("errors", run="r2").num_rows == 0
+    assert answers.run("errors", run=None).num_rows == 3
+
+
+def test_history_is_in_the_order_of_time(answers):
+    history = answers.run("history", **W).to_pylist()
+    assert len(history) == 10
+    assert [row["created"] for row in history] == sorted(row["created"] for row in history)
+    best = [row["best_so_far_seconds"] for row in history]
+    assert best == [ms(t) for t in (4, 4, 4, 2, 1, 1, 1, 1, 1, 1)]
+
+
+def test_model_quality(answers):
+    rounds = [row for row in answers.run("model_quality", run="r").to_pylist() if row["workload"] == "w"]
+    assert [(row["round"], row["model_rank_correlation"], row["model_recall"], row["trained_on"]) for row in rounds] == [
+        (0, None, None, 0), (1, 0.7, 0.5, 4),
+    ]  # fmt: skip
+
+
+def test_rules_that_pay(answers):
+    causes = {(row["kind"], row["name"]): row for row in answers.run("rules_that_pay", run="r", target=None).to_pylist()}
+    assert set(causes) == {
+        ("rule", "tile"), ("rule", "unroll"), ("rule", "inline"), ("rule", "skip"),
+        ("mutation", "tile size"), ("mutation", "crossover"), ("mutation", "sampled"),
+    }  # fmt: skip
+    tile = causes["rule", "tile"]  # slow, wrong, fast: named twice by the sketch, counted once
+    assert (tile["tried"], tile["failed"], tile["improved"]) == (3, 1, 1)
+    assert tile["best_gain"] == tile["mean_gain"] == pytest.approx(4 / 2.2)
+    crossover = causes["mutation", "crossover"]
+    assert (crossover["improved"], crossover["improved_share"]) == (1, 1.0)
+    assert crossover["best_gain"] == pytest.approx(2.2 / 2.0)
+    assert causes["rule", "skip"]["improved"] == 0  # the first of a workload improves on nothing
+    assert causes["rule", "skip"]["best_gain"] is None
+
+
+def test_run_summary_has_the_last_word_of_each_run(answers):
+    second, first = answers.run("run_summary", run=None).to_pylist()
+    assert (first["run"], first["state"], first["speedup"], first["wall_seconds"]) == ("r", "finished", 2.0, 1800.0)
+    assert (first["measured"], first["failed"], first["confirmed"], first["workloads"], first["rounds"]) == (11, 4, 2, 2, 2)
+    assert first["search_seconds"] == pytest.approx(0.3)
+    assert (second["run"], second["state"], second["finished"], second["speedup"]) == ("r2", "running", None, None)
+    assert answers.run("run_summary", run="r2").num_rows == 1
+
+
+def test_tuning_cost(answers):
+    cost = answers.run("tuning_cost", run="r").to_pylist()
+    assert [(row["workload"], row["name"], row["rounds"], row["measured"]) for row in cost] == [
+        ("v", "relu_64", 1, 1), ("w", "matmul_8x8x8", 2, 9),
+    ]  # fmt: skip
+    assert [row["total_seconds"] for row in cost] == [pytest.approx(10.0), pytest.approx(2.0)]
+    assert [row["share"] for row in cost] == [pytest.approx(10 / 12), pytest.approx(2 / 12)]
+    assert cost[1]["seconds_per_trial"] == pytest.approx(2.0 / 9)
+
+
+# ---------------------------------------------------------------- the promises, against a model in Python
+
+ROW = st.fixed_dictionaries({
+    "program": st.sampled_from("abc"),
+    "best_seconds": st.one_of(st.none(), st.sampled_from([1e-3, 2e-3, 3e-3])),
+    "verified": st.booleans(),
+    "error_kind": st.sampled_from([None, None, None, "wrong", "timeout"]),
+    "confirmed": st.booleans(),
+    "target": st.sampled_from(["t1", "t2"]),
+    "device": st.sampled_from(["d", "e"]),
+})  # fmt: skip
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def expected_best(rows: list[dict]) -> tuple[str, float] | None:
+    ranked = []
+    for name in "abc":
+        mine = [row for row in rows if (row["program"], row["target"], row["device"]) == (name, "t1", "d")]
+        good = [row for row in mine if row["verified"] and row["error_kind"] is None and row["best_seconds"]]
+        sure = [row["best_seconds"] for row in good if row["confirmed"]]
+        if good and not any(row["error_kind"] == "wrong" for row in mine):
+            ranked.append((not sure, median(sure or [row["best_seconds"] for row in good]), name))
+    return (min(ranked)[2], min(ranked)[1]) if ranked else None
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(ROW, min_size=1, max_size=12))
+def test_the_best_program_is_verified_confirmed_first_and_of_its_target_alone(tmp_path_factory, make_row, rows):
+    store = Store.open(tmp_path_factory.mktemp("drawn"))
+    store.append("programs", [make_row("programs", key=name) for name in "abc"])
+    store.append("measurements", [make_row("measurements", minute, **row) for minute, row in enumerate(rows)])
+    best = run(store, "best_program", workload="w", target="t1", device="d").to_pylist()
+    expected = expected_best(rows)
+    assert [row["program"] for row in best] == ([expected[0]] if expected else [])
+    assert [row["seconds"] for row in best] == ([pytest.approx(expected[1])] if expected else [])
