@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, Literal, Protocol
@@ -34,10 +34,14 @@ Array = NDArray[Any]
 GUARD = 1024  # bytes on either side of every buffer
 GUARD_PATTERN = np.frombuffer(b"\xa5\xc5\xff\xff", np.uint8)  # a NaN in every float type, little-endian
 ALIGN = 64
+PAGE = 4096
+STAGGER = 13 * ALIGN  # between the starts of a kernel's operands within a page: see Buffer
 POISON = (0xFF, 0x7F)  # bytes of an unwritten output or workspace in the first and the second run; 0xFF.. is a NaN
 CHUNK = 1 << 15  # elements that a comparison looks at together: its temporaries stay in the cache
 CACHE_BYTES = 1 << 30  # operands kept between programs
 BATCH_FILE = "batch.json"
+SCRIPT = __file__
+READY, DONE = b"!", b"."  # on the reply pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one job. seconds: how long it took to load, verify and measure."""
+    """What became of one job. seconds: how long it took to load, verify and measure. corrupt: this process must end."""
 
     warm: tuple[float, ...] = ()
     cold: tuple[float, ...] = ()
@@ -105,6 +109,7 @@ class Report:
     error: float | None = None
     bound: float | None = None
     seconds: float = 0.0
+    corrupt: bool = False
 
 
 class Wrong(Exception):
@@ -124,11 +129,15 @@ class Entry(Protocol):
 
 
 class Buffer:
-    """Zero-copy memory with guard bytes on either side; the first element is 64-byte aligned."""
+    """Memory with guard bytes on either side, `place` times STAGGER after a page's begin (so 64-byte aligned).
 
-    def __init__(self, nbytes: int) -> None:
-        raw = np.empty(nbytes + 2 * GUARD + ALIGN, np.uint8)
-        start = GUARD + -(raw.ctypes.data + GUARD) % ALIGN
+    A store delays loads whose address is the same modulo 4096. Where buffers lie by chance, one and the same program
+    took 1.0 or 1.8 times its time, another in each child; staggered starts are the same everywhere.
+    """
+
+    def __init__(self, nbytes: int, place: int = 0) -> None:
+        raw = np.empty(nbytes + 2 * GUARD + PAGE, np.uint8)
+        start = GUARD + (place * STAGGER - raw.ctypes.data - GUARD) % PAGE
         self.raw = raw  # keeps the memory
         self.bytes = raw[start : start + nbytes]
         self.guards = (raw[start - GUARD : start], raw[start + nbytes : start + nbytes + GUARD])
@@ -163,14 +172,14 @@ class Memory:
     """Buffers that stay between programs of a workload: the same pages, aligned the same, for all of them."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, int], Buffer] = {}
+        self.kept: dict[tuple[str, int, int], Buffer] = {}
         self.size = 0
 
-    def buffer(self, name: str, size: int, fill: Callable[[Buffer], None] | None = None) -> Buffer:
-        key = (name, size)
+    def buffer(self, name: str, size: int, place: int = 0, fill: Callable[[Buffer], None] | None = None) -> Buffer:
+        key = (name, size, place)
         found = self.kept.pop(key, None)
         if found is None:
-            found = Buffer(size)
+            found = Buffer(size, place)
             if fill:
                 fill(found)
             self.size += size
@@ -180,7 +189,7 @@ class Memory:
     def shrink(self) -> None:
         """Forget the longest unused until the rest is small."""
         while self.size > CACHE_BYTES and self.kept:
-            _, size = oldest = next(iter(self.kept))
+            _, size, _ = oldest = next(iter(self.kept))
             del self.kept[oldest]
             self.size -= size
 
@@ -225,8 +234,9 @@ def limits_of(expected: Array, bound: Array, dtype: np.dtype[Any]) -> tuple[Arra
         narrow_low, narrow_high = low.astype(dtype), high.astype(dtype)
         narrow_low = np.where(narrow_low < low, np.nextafter(narrow_low, dtype.type(np.inf)), narrow_low)
         narrow_high = np.where(narrow_high > high, np.nextafter(narrow_high, dtype.type(-np.inf)), narrow_high)
+        nearest = expected.astype(dtype)
     # Where the interval holds no number of the dtype, the expected value itself, rounded.
-    nearest, empty = expected.astype(dtype), narrow_low > narrow_high
+    empty = narrow_low > narrow_high
     unbounded = np.isinf(expected) & ~np.isfinite(low)
     pick = empty | unbounded
     return np.where(pick, nearest, narrow_low), np.where(pick, nearest, narrow_high)
@@ -333,20 +343,18 @@ class Child:
             cold = () if self.hopeless(warm) else self.cold(call)
             report = Report(warm, cold, error=error, bound=bound)
         except Wrong as w:
-            report = Report(kind=w.kind, message=str(w))
-            if w.corrupt:
-                raise Corrupt(report) from w
+            report = Report(kind=w.kind, message=str(w), corrupt=w.corrupt)
         except MemoryError:
             report = Report(kind="memory", message="no memory for the operands")
         self.memory.shrink()
-        return Report(**{**_fields(report), "seconds": time.monotonic() - began})
+        return replace(report, seconds=time.monotonic() - began)
 
     def verified(self, job: Job) -> tuple[Entry, float, float, float]:
         """Run twice on poisoned outputs and compare; returns the call, the deviation, and the second run's seconds."""
         library = load(job)
-        buffers = [self.operand(o) for o in job.operands]
+        buffers = [self.operand(o, place) for place, o in enumerate(job.operands)]
         outputs = [(o, b) for o, b in zip(job.operands, buffers, strict=True) if o.written]
-        scratch = self.memory.buffer("workspace", job.workspace_bytes)
+        scratch = self.memory.buffer("workspace", job.workspace_bytes, len(buffers))
         call = self.entry(library, job.entry, buffers, scratch)
         guarded = [*zip((o.name for o in job.operands), buffers, strict=True), ("workspace", scratch)]
 
@@ -365,14 +373,14 @@ class Child:
                 compare(b.view(o), o)
         return call, *worst, second
 
-    def operand(self, o: Operand) -> Buffer:
+    def operand(self, o: Operand, place: int) -> Buffer:
         if o.written:
-            return self.memory.buffer(f"output {o.name}", nbytes(o))
+            return self.memory.buffer(f"output {o.name}", nbytes(o), place)
 
         def fill(b: Buffer) -> None:
             b.view(o)[...] = source(o.path)
 
-        return self.memory.buffer(o.path, nbytes(o), fill)
+        return self.memory.buffer(o.path, nbytes(o), place, fill)
 
     def run(
         self, call: Entry, outputs: list[tuple[Operand, Buffer]], scratch: Buffer, poison: int, guarded: list[Any]
@@ -421,14 +429,6 @@ class Child:
         return tuple(samples)
 
 
-class Corrupt(Exception):
-    """The report of a program after which this process must not go on."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__(report.message)
-        self.report = report
-
-
 def load(job: Job) -> ctypes.CDLL:
     """Open the shared object and make sure that it holds this very program."""
     try:
@@ -463,11 +463,10 @@ def work(folder: str, memory: Memory) -> None:
     for index, job in enumerate(batch.jobs):
         if not claim(folder, index):
             continue
-        say("start", index)
-        try:
-            say("report", index, _fields(child.measure(job)))
-        except Corrupt as c:
-            say("report", index, _fields(c.report))
+        say("start", index, child.limit())
+        report = child.measure(job)
+        say("report", index, asdict(report))
+        if report.corrupt:
             sys.exit(0)
         done += 1
         if done % batch.visit_every == 0:
@@ -487,12 +486,10 @@ def visit(child: Child, say: Callable[..., None]) -> None:
         return
     say("start", "incumbent")
     before, child.incumbent_seconds = child.incumbent_seconds, None  # it is not aborted by its own former time
-    try:
-        report = child.measure(incumbent)
-    except Corrupt as c:
-        say("incumbent", _fields(c.report))
+    report = child.measure(incumbent)
+    say("incumbent", asdict(report))
+    if report.corrupt:
         sys.exit(0)
-    say("incumbent", _fields(report))
     now = min(report.warm, default=None)
     child.incumbent_seconds = before if now is None else now if before is None else min(before, now)
 
@@ -504,10 +501,6 @@ def claim(folder: str, index: int) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _fields(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in Report.__slots__}
 
 
 def batch_from(found: dict[str, Any]) -> Batch:
@@ -530,10 +523,10 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     gc.freeze()
     buffers = Memory()
-    os.write(reply, b"!")  # ready
+    os.write(reply, READY)
     for line in sys.stdin:
         work(line.rstrip("\n"), buffers)
-        os.write(reply, b".")
+        os.write(reply, DONE)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from typing import IO, Any, Protocol, cast
 
 import numpy as np
 
-from codegen import child as child_module
-from codegen.child import BATCH_FILE, Job, Limits, Operand, Report
+from codegen.child import BATCH_FILE, DONE, READY, SCRIPT, Job, Limits, Operand, Report
 from codegen.child import Batch as Plan
 from codegen.kernel import Argument, Kernel
 from codegen.oracle import Case
@@ -37,6 +36,9 @@ from ir.compute import Dag
 from ir.evaluate import evaluate
 from ir.target import Target
 from ir.timing import Failure, FailureKind, Timing
+
+
+OURS = ("start", "harness", "peak")  # what a child does without any program
 
 
 class RunnerError(Exception):
@@ -113,7 +115,7 @@ class Worker:
         self.programs = 0
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.reply, theirs = os.pipe()
-        words = [sys.executable, "-S", "-s", "-P", child_module.__file__, str(theirs), str(memory_bytes)]
+        words = [sys.executable, "-S", "-s", "-P", SCRIPT, str(theirs), str(memory_bytes)]
         try:
             self.process = subprocess.Popen(
                 [*words, *map(str, cores)],
@@ -127,6 +129,7 @@ class Worker:
         finally:
             os.close(theirs)
         self.usage = 0  # peak resident bytes, known when it is gone
+        self.silent = False  # killed because it gave no sign of life
 
     def give(self, folder: Path) -> None:
         """Hand it a batch; if it is gone already, the closed pipe will say so."""
@@ -171,6 +174,14 @@ class Findings:
     reports: dict[int, Report]
     peaks: list[float]
     visits: list[Report]
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """What a child was doing when it stopped: a job's number or a word; None when it left in order."""
+
+    doing: int | str | None
+    limit: float = 0.0
 
 
 class Runner:
@@ -257,33 +268,36 @@ class Runner:
         while busy:
             w = self._next(busy, folder)
             said = os.read(w.reply, 1)
-            if said == b"!":
+            if said == READY:
                 continue
             busy.remove(w)
-            running = _collect(folder, w, found)
-            if said == b".":
-                w.programs += len(plan.jobs) // len(team)
+            before = w.programs
+            last = _collect(folder, w, found)
+            if said == DONE:
                 continue
             fresh = self._replace(w)
-            if isinstance(running, int):
-                self._blame(w, running, folder, found, retried)
-            elif running == "incumbent":  # it was right once; this batch goes on without it
+            if any(r.kind for r in found.visits):  # it was right once; this batch goes on without it
                 plan = replace(plan, incumbent=None)
                 _write_plan(folder, plan)
-            elif running is not None:
-                raise RunnerError(f"a child died with {w.process.returncode} at its {running}: {w.last_words()}")
+            if isinstance(last.doing, int):
+                self._blame(w, last, folder, found, retried)
+            elif last.doing in OURS and w.programs == before == 0:
+                raise RunnerError(f"a child died with {w.process.returncode} at its {last.doing}: {w.last_words()}")
             if len(found.reports) < len(plan.jobs):
                 fresh.give(folder)
                 busy.append(fresh)
+        for i in range(len(plan.jobs)):
+            found.reports.setdefault(i, Report(kind="crash", message="its process was killed from outside"))
 
-    def _blame(self, w: Worker, index: int, folder: Path, found: Findings, retried: set[int]) -> None:
+    def _blame(self, w: Worker, last: Last, folder: Path, found: Findings, retried: set[int]) -> None:
         """The job that ran when the child died; once more, if an earlier program may have spoilt the child's memory."""
-        failure = _death(w, self.settings)
-        if failure.kind == "crash" and w.programs + len(found.reports) > 0 and index not in retried:
-            retried.add(index)
-            (folder / f"claim-{index}").unlink()
+        assert isinstance(last.doing, int)
+        failure = _death(w, last.limit, self.settings)
+        if failure.kind == "crash" and w.programs > 0 and last.doing not in retried:
+            retried.add(last.doing)
+            (folder / f"claim-{last.doing}").unlink()
         else:
-            found.reports[index] = Report(kind=failure.kind, message=failure.message)
+            found.reports[last.doing] = Report(kind=failure.kind, message=failure.message)
 
     def _next(self, busy: list[Worker], folder: Path) -> Worker:
         """A child with news. One that is silent for too long is killed, which is news."""
@@ -295,6 +309,7 @@ class Runner:
                     return cast(Worker, key.data)
                 for w in busy:
                     if time.time() - _last_sign(folder, w) > self.settings.grace_seconds + self.settings.limit_ceiling:
+                        w.silent = True
                         w.kill()
 
     # ------------------------------------------------------------------------------------------ staff
@@ -363,26 +378,27 @@ def _write_plan(folder: Path, plan: Plan) -> None:
     os.rename(aside, folder / BATCH_FILE)
 
 
-def _collect(folder: Path, w: Worker, found: Findings) -> str | int | None:
-    """Move what a child wrote into the findings. Returns what it was doing when it stopped; None: it left in order."""
+def _collect(folder: Path, w: Worker, found: Findings) -> Last:
+    """Move what a child wrote into the findings. Returns what it was doing when it stopped."""
     path = folder / f"results-{w.process.pid}"
-    if not path.exists():
-        return "start"
-    doing: str | int | None = "start"
-    for line in path.read_text().splitlines():
+    last = Last("start")
+    for line in path.read_text().splitlines() if path.exists() else []:
         match json.loads(line):
-            case ["start", what]:
-                doing = what
+            case ["start", doing, *limit]:
+                last = Last(doing, *limit)
             case ["report", int(index), fields]:
-                found.reports[index], doing = _report(fields), None
+                found.reports[index], last = _report(fields), Last(None)
+                w.programs += 1
             case ["incumbent", fields]:
                 found.visits.append(_report(fields))
-                doing = None
+                last = Last(None)
             case ["peak", rate]:
                 found.peaks.append(rate)
             case _:
-                doing = None
-    return doing
+                last = Last(None)
+    if last.doing == "incumbent":
+        found.visits.append(Report(kind="crash"))
+    return last
 
 
 def _report(fields: dict[str, Any]) -> Report:
@@ -394,13 +410,15 @@ def _last_sign(folder: Path, w: Worker) -> float:
     return (path if path.exists() else folder).stat().st_mtime
 
 
-def _death(w: Worker, s: Settings) -> Failure:
+def _death(w: Worker, limit: float, s: Settings) -> Failure:
     """Why a child is gone, from its exit status and its size."""
     code, words = w.wait(), w.last_words()
     told = f": {words}" if words else ""
-    if code in (-signal.SIGALRM, -signal.SIGKILL) and w.usage < 0.9 * s.memory_bytes:
-        return Failure("timeout", f"killed: one call took longer than allowed{told}")
-    if w.usage >= 0.9 * s.memory_bytes or code == -signal.SIGKILL:
+    if code == -signal.SIGALRM:
+        return Failure("timeout", f"killed after {limit:.1f} s in one call{told}")
+    if w.silent:
+        return Failure("timeout", f"killed: no sign of life for {s.grace_seconds:.0f} s{told}")
+    if w.usage >= 0.9 * s.memory_bytes or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
         return Failure("memory", f"used {w.usage >> 20} MiB of the {s.memory_bytes >> 20} MiB allowed{told}")
     if code < 0:
         return Failure("crash", f"{signal.Signals(-code).name}{told}")

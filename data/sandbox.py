@@ -94,7 +94,7 @@ def answer(con: duckdb.DuckDBPyConnection, sql: str, limit: int) -> tuple[pa.Tab
     return pa.Table.from_batches(batches, reader.schema).slice(0, limit), rows > limit
 
 
-def _limit_process(memory_bytes: int) -> None:
+def limit_process(memory_bytes: int) -> None:
     for kind, amount in (
         (resource.RLIMIT_AS, memory_bytes + BASE_BYTES),
         (resource.RLIMIT_FSIZE, 0),  # not a byte into any file, whatever the SQL finds
@@ -104,9 +104,9 @@ def _limit_process(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answer one request. Errors are an answer too: their kind and one line."""
+    """Answer one request. An error is an answer too: one line."""
     request = Request(**json.load(sys.stdin))
-    _limit_process(request.memory_bytes)
+    limit_process(request.memory_bytes)
     out = sys.stdout.buffer
     try:
         con = locked(request)
@@ -115,8 +115,8 @@ def main() -> None:
         timer.start()
         table, truncated = answer(con, request.sql, request.limit)
         timer.cancel()
-    except (duckdb.Error, pa.ArrowException, MemoryError, RuntimeError) as error:
-        out.write(json.dumps({"error": type(error).__name__, "line": first_line(error)}).encode() + b"\n")
+    except (duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError) as error:  # Arrow passes on as OSError
+        out.write(json.dumps({"error": first_line(error)}).encode() + b"\n")
         return
     out.write(json.dumps({"truncated": truncated}).encode() + b"\n")
     with pa.ipc.new_stream(out, table.schema) as stream:

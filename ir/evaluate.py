@@ -19,7 +19,7 @@ from ir.compute import SUM, Compute, Dag, Input
 from ir.dsl import dag as dag_of
 from ir.dsl import placeholder
 from ir.expr import FLOATS, OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, substitute, walk
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, Value
 from ir.operators import OPERATORS
 
 Array = np.ndarray
@@ -501,17 +501,17 @@ def run_graph(graph: Graph, inputs: Tensors, dtype: str | None = None) -> list[A
         values[name] = np.asarray(inputs[name])
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     for i, node in enumerate(graph.nodes):
-        values.update(run_node(graph, node, values, dtype))
+        values.update(run_node(graph.values, node, values, dtype))
         for name in node.inputs:
             if last.get(name) == i and name not in graph.outputs:
                 values.pop(name, None)
     return [np.array(values[o]) for o in graph.outputs]
 
 
-def run_node(graph: Graph, node: Node, values: Tensors, dtype: str | None = None) -> dict[str, Array]:
+def run_node(declared: Mapping[str, Value], node: Node, values: Tensors, dtype: str | None = None) -> dict[str, Array]:
     """The outputs of one node by name. An index outside the bounds that its operator states is an IndexError."""
     operator = OPERATORS[node.operator]
-    given = [graph.values[n] if n else None for n in node.inputs]
+    given = [declared[n] if n else None for n in node.inputs]
     handles = [None if v is None else placeholder(v.shape, f"in{i}", v.dtype) for i, v in enumerate(given)]
     for bound in operator.bounds([None if h is None else h.shape for h in handles], node.attributes):
         bound.check(node.name, values[node.inputs[bound.input]])

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from ir.dsl import placeholder
 from ir.graph import Attribute, Value
-from ir.operators import convolution, elementwise, movement, reduction
+from ir.operators import convolution, elementwise, movement, phases, reduction
 from ir.operators.operator import Operator
 
 OPERATORS: Mapping[str, Operator] = {
     operator.name: operator
-    for table in (elementwise, reduction, convolution, movement)
+    for table in (elementwise, reduction, convolution, phases, movement)
     for operator in table.OPERATORS
 }
 

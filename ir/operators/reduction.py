@@ -85,6 +85,11 @@ def _mean_of(total: Expr, count: float) -> Expr:
     return total / (count if is_float(dtype_of(total)) else int(count))
 
 
+def _floating(x: Expr) -> Expr:
+    """Functions of integers are computed in double, then truncated back."""
+    return wide(x) if is_float(dtype_of(x)) else cast(x, "float64")
+
+
 def _square(x: Expr) -> Expr:
     return x * x
 
@@ -97,10 +102,10 @@ def _log_sum_exp(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     """log(sum(exp(x - m))) + m with m = max(x), or 0 where that is infinite (else inf - inf would be NaN)."""
     x = need(inputs, 0)
     axes = _reduce_axes(x, attributes)
-    top = over_axes(x.shape, axes, lambda i: wide(x[tuple(i)]), dsl.max, "logsumexp_max")
+    top = over_axes(x.shape, axes, lambda i: _floating(x[tuple(i)]), dsl.max, "logsumexp_max")
     finite = compute(top.shape, lambda *i: select(lt(call("abs", top[i]), float("inf")), top[i], 0), "logsumexp_shift")
     total = over_axes(
-        x.shape, axes, lambda i: call("exp", wide(x[tuple(i)]) - at(finite, i)), dsl.sum, "logsumexp_total"
+        x.shape, axes, lambda i: call("exp", _floating(x[tuple(i)]) - at(finite, i)), dsl.sum, "logsumexp_total"
     )
     out = compute(total.shape, lambda *i: cast(call("log", total[i]) + finite[i], x.dtype), "logsumexp")
     return [out if flag(attributes, "keepdims", True) else _squeezed(out, axes, "logsumexp_squeeze")]
@@ -447,8 +452,8 @@ REDUCTIONS: Mapping[str, tuple[Combine, Callable[[Expr], Expr], Callable[[Expr, 
     "min":        (dsl.min,  _same,                     None,                          False),
     "prod":       (dsl.prod, _same,                     None,                          True),
     "l1":         (dsl.sum,  lambda x: call("abs", x),  None,                          True),
-    "l2":         (dsl.sum,  _square,                   lambda t, n: call("sqrt", t),  True),
-    "log_sum":    (dsl.sum,  _same,                     lambda t, n: call("log", t),   True),
+    "l2":         (dsl.sum,  _square,                   lambda t, n: call("sqrt", _floating(t)), True),
+    "log_sum":    (dsl.sum,  _same,                     lambda t, n: call("log", _floating(t)),  True),
     "sum_square": (dsl.sum,  _square,                   None,                          True),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 from ir.compute import Dag
@@ -12,6 +13,7 @@ from ir.fuse import compose
 from ir.graph import Graph, ModelError
 from ir.key import canonical
 from ir.zoo.builder import Builder
+from ir.zoo.networks import NETWORKS
 from ir.zoo.operators import PAPER, Shape
 
 BATCHES = (1, 16)  # of the paper's benchmarks
@@ -19,13 +21,27 @@ BATCHES = (1, 16)  # of the paper's benchmarks
 
 def names() -> list[str]:
     """Everything that `build` knows; the paper's operators with their shape and batch, as in "C2D.0.b16"."""
-    return [f"{kind}.{i}.b{b}" for kind, row in PAPER.items() for i in range(len(row.shapes)) for b in BATCHES]
+    operators = [f"{kind}.{i}.b{b}" for kind, row in PAPER.items() for i in range(len(row.shapes)) for b in BATCHES]
+    return [*NETWORKS, *operators]
 
 
 def build(name: str, batch: int = 1, seq: int | None = None, seed: int = 0) -> Graph:
-    kind, shape = paper_shape(name, batch)
+    """The graph, with the same weights for the same seed.
+
+    A number or batch in the name wins over `batch`: "C2D" is "C2D.0" is "C2D.0.b1". `seq` is the length of a text.
+    Raises ModelError for an unknown name, and for a `seq` where there is no text.
+    """
     b = Builder(name, seed)
-    return b.graph(PAPER[kind].build(b, shape))
+    head, *options = name.split(".")
+    if head not in NETWORKS:
+        kind, shape = paper_shape(name, batch)
+        return b.graph(PAPER[kind].build(b, shape))
+    network = NETWORKS[head]
+    if seq is not None and not network.length:
+        raise ModelError(f"{head} takes no text, so seq={seq} means nothing")
+    if len(options) > 1 or any(not re.fullmatch(r"b\d+", o) for o in options):
+        raise unknown(name)
+    return b.graph(network.build(b, int(options[0][1:]) if options else batch, seq or network.length))
 
 
 def paper_shape(name: str, batch: int = 1) -> tuple[str, Shape]:

@@ -180,7 +180,7 @@ class Builder:
         finals: list[str] = []
         for wanted, ours in outputs:
             self.base = wanted
-            if ours in made_by_node and ours not in finals and (ours == wanted or wanted in self.values):
+            if ours in made_by_node and ours == wanted and ours not in finals:
                 finals.append(ours)
                 continue
             final = wanted if wanted not in self.values else self.fresh(f"{wanted}/output")

@@ -1,0 +1,342 @@
+"""ONNX models as graphs: opset 1 to the newest that the installed onnx knows, static shapes after binding.
+
+Shape arithmetic (Shape, Gather, Concat, ... on known values) is evaluated while importing, by our own definitions:
+onnx's shape inference propagates data only partly, and folding passes of others would run before shapes are bound.
+Functions of the model, and of the standard where an operator has no row of its own, are inlined; an `If` takes the
+branch that its condition names, which must be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, helper
+
+from ir.frontends.onnx import layers, quantized, recurrent, resize, shapes
+from ir.frontends.onnx.builder import Builder, Call
+from ir.frontends.onnx.reader import (
+    DOMAINS,
+    Source,
+    attribute,
+    bound_shapes,
+    captured,
+    opsets,
+    read_model,
+    shown,
+    tensor,
+)
+from ir.frontends.onnx.shapes import Handler
+from ir.graph import Graph, ModelError
+
+HANDLERS: Mapping[str, Handler] = {
+    **shapes.HANDLERS,
+    **layers.HANDLERS,
+    **quantized.HANDLERS,
+    **recurrent.HANDLERS,
+    **resize.HANDLERS,
+}
+
+NESTING = 64  # functions in functions; more is a model that calls itself
+
+
+def load(
+    source: Source,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int] | None = None,
+    known: Mapping[str, np.ndarray] | None = None,
+) -> Graph:
+    """The graph of an ONNX model: a path, its bytes, or a ModelProto.
+
+    shapes: input name -> shape. dims: symbolic dimension -> extent, for all inputs that mention it.
+    known: values of inputs that decide shapes, fixed from now on; also replaces an initialiser of that name.
+    A model that cannot be taken is a ModelError of one line: the cause and the way out.
+    """
+    model, folder = read_model(source)
+    functions = {(f.domain, f.name): f for f in model.functions}
+    importer = Importer(folder, functions, dict(known or {}))
+    return importer.run(model.graph, opsets(model.opset_import), shapes or {}, dims or {})
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of one graph or function body: what each of its values is called in ours."""
+
+    opsets: Mapping[str, int]
+    names: dict[str, str]
+    outer: Scope | None = None
+    bindings: Mapping[str, AttributeProto] = field(default_factory=dict)
+    depth: int = 0
+
+    def find(self, name: str) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        return None
+
+
+@dataclass(slots=True)
+class Importer:
+    folder: Path | None
+    functions: Mapping[tuple[str, str], FunctionProto]
+    known: Mapping[str, np.ndarray]
+    builder: Builder = field(default_factory=Builder)
+
+    def run(
+        self,
+        graph: GraphProto,
+        versions: Mapping[str, int],
+        given: Mapping[str, Sequence[int]],
+        dims: Mapping[str, int],
+    ) -> Graph:
+        scope = Scope(versions, {})
+        stored = {t.name for t in graph.initializer}
+        free = [i for i in graph.input if i.name not in stored and i.name not in self.known]
+        _refuse_doubles(i.name for i in graph.input)
+        for name, (shape, dtype) in bound_shapes(free, given, dims).items():
+            scope.names[name] = self.builder.input(name, shape, dtype)
+        for name in (i.name for i in graph.input if i.name in self.known):
+            scope.names[name] = self.builder.constant(np.asarray(self.known[name]), name)
+        self._initialisers(graph, scope)
+        self.body(graph.node, scope, [o.name for o in graph.output])
+        outputs = [(o.name, self._found(o.name, scope, "an output of the graph")) for o in graph.output]
+        return self.builder.graph(graph.name or "graph", outputs)
+
+    def _initialisers(self, graph: GraphProto, scope: Scope) -> None:
+        if graph.sparse_initializer:
+            raise ModelError("the model has sparse initialisers, which are not supported; store them dense")
+        _refuse_doubles(t.name for t in graph.initializer)
+        for proto in graph.initializer:
+            if proto.name not in scope.names:
+                array = tensor(proto, self.folder, f"initialiser {shown(proto.name)}")
+                scope.names[proto.name] = self.builder.constant(array, proto.name)
+
+    # --- bodies: the main graph, a branch, a function
+
+    def body(self, nodes: Sequence[NodeProto], scope: Scope, outputs: Sequence[str]) -> None:
+        """All nodes of one scope, in an order that respects their inputs."""
+        if scope.depth > NESTING:
+            raise ModelError(f"functions or branches are nested more than {NESTING} deep; does one call itself?")
+        for node in _ordered(nodes, scope):
+            self.node(node, scope)
+
+    def node(self, proto: NodeProto, scope: Scope) -> None:
+        domain = "" if proto.domain in DOMAINS else proto.domain
+        attributes = {
+            a.name: bound for a in proto.attribute if (bound := _bound_attribute(a, scope.bindings)) is not None
+        }
+        inputs = tuple(self._found(i, scope, "an input") if i else "" for i in proto.input)
+        function = self.functions.get((proto.domain, proto.op_type))
+        if function is not None:
+            self._inline(function, inputs, attributes, proto.output, scope)
+            return
+        if domain == "" and proto.op_type == "If":
+            self._branch(proto, attributes, inputs[0], scope)
+            return
+        title = f"{proto.op_type} node {shown(proto.name or next(iter(proto.output), ''))}"
+        values = {k: attribute(a, self.folder, f"attribute {shown(k)} of {title}") for k, a in attributes.items()}
+        call = Call(
+            proto.op_type, domain, scope.opsets.get(domain, 1), proto.name, inputs, tuple(proto.output), values
+        )
+        handler = HANDLERS.get(proto.op_type) if domain in HANDLED_DOMAINS else None
+        if handler is not None:
+            self._bind(proto.output, self._handled(handler, call), scope)
+            return
+        body = self._standard_function(proto, call, attributes)
+        if body is None:
+            raise ModelError(_unknown(call))
+        self._inline(body, inputs, attributes, proto.output, scope)
+
+    def _handled(self, handler: Handler, call: Call) -> list[str]:
+        """Run a handler; what it finds wrong is told with the node's name. Fresh results take the model's names."""
+        b = self.builder
+        b.base = next((o for o in call.outputs if o), call.name or call.kind)
+        first, before = len(b.nodes), set(b.inputs)
+        count = len(b.values)
+        try:
+            found = list(handler(b, call))
+        except ModelError as error:
+            raise ModelError(f"{call.title}: {error}") from error
+        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+            raise ModelError(f"{call.title}: {error}") from error
+        fresh = set(list(b.values)[count:]) - before
+        for position, (ours, wanted) in enumerate(zip(found, call.outputs, strict=False)):
+            if wanted and ours in fresh and wanted not in b.values:
+                b.rename(ours, wanted, first)
+                fresh.discard(ours)
+                found = [wanted if o == ours else o for o in found]
+            elif not wanted:
+                found[position] = ours
+        return found
+
+    def _bind(self, outputs: Sequence[str], found: Sequence[str], scope: Scope) -> None:
+        for position, name in enumerate(outputs):
+            if name and position < len(found):
+                scope.names[name] = found[position]
+
+    def _found(self, name: str, scope: Scope, role: str) -> str:
+        ours = scope.find(name)
+        if ours is None:
+            raise ModelError(f"value {shown(name)}, {role}, is not defined; no node, input or initialiser makes it")
+        return ours
+
+    # --- what is inlined
+
+    def _inline(
+        self,
+        function: FunctionProto,
+        inputs: Sequence[str],
+        attributes: Mapping[str, AttributeProto],
+        outputs: Sequence[str],
+        scope: Scope,
+    ) -> None:
+        """The body of a function under its own names; it sees its inputs alone."""
+        names = {formal: given for formal, given in zip(function.input, inputs, strict=False) if given}
+        defaults = {a.name: a for a in function.attribute_proto}
+        versions = {**scope.opsets, **opsets(function.opset_import)} if function.opset_import else scope.opsets
+        inner = Scope(versions, names, None, {**defaults, **attributes}, scope.depth + 1)
+        absent = set(function.input) - set(names)
+        self.body([_without(n, absent) for n in function.node], inner, function.output)
+        found = [self._found(o, inner, f"an output of function {function.name}") for o in function.output[: len(outputs)]]
+        self._bind(outputs, found, scope)
+
+    def _branch(
+        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], condition: str, scope: Scope
+    ) -> None:
+        title = f"If node {shown(proto.name or next(iter(proto.output), ''))}"
+        value = bool(np.all(self.builder.value(condition, f"the condition of {title}")))
+        branch = attributes["then_branch" if value else "else_branch"].g
+        inner = Scope(scope.opsets, {}, scope, scope.bindings, scope.depth + 1)
+        self._initialisers(branch, inner)
+        self.body(branch.node, inner, [o.name for o in branch.output])
+        self._bind(proto.output, [self._found(o.name, inner, f"an output of {title}") for o in branch.output], scope)
+
+    def _standard_function(
+        self, proto: NodeProto, call: Call, attributes: Mapping[str, AttributeProto]
+    ) -> FunctionProto | None:
+        """The definition that the standard gives of an operator in terms of others."""
+        try:
+            schema = onnx.defs.get_schema(call.kind, call.version, call.domain)
+        except onnx.defs.SchemaError:
+            return None
+        if schema.has_function:
+            usable = [v for v in schema.function_opset_versions if v <= call.version] or schema.function_opset_versions
+            return _parsed_function(schema.get_function_with_opset_version(max(usable)))
+        if not schema.has_context_dependent_function:
+            return None
+        concrete = NodeProto()
+        concrete.CopyFrom(proto)
+        del concrete.attribute[:]
+        concrete.attribute.extend(attributes.values())
+        types = [
+            helper.make_tensor_type_proto(
+                helper.np_dtype_to_tensor_dtype(np.dtype(self.builder.dtype(i))), self.builder.shape(i)
+            ).SerializeToString()
+            if i
+            else onnx.TypeProto().SerializeToString()
+            for i in call.inputs
+        ]
+        versions = schema.context_dependent_function_opset_versions
+        usable = [v for v in versions if v <= call.version] or versions
+        body = schema.get_context_dependent_function_with_opset_version(
+            max(usable), concrete.SerializeToString(), types
+        )
+        return _parsed_function(body)
+
+
+HANDLED_DOMAINS = ("",)
+
+
+def _parsed_function(body: bytes | FunctionProto) -> FunctionProto:
+    if isinstance(body, FunctionProto):
+        return body
+    out = FunctionProto()
+    out.ParseFromString(body)
+    return out
+
+
+def _unknown(call: Call) -> str:
+    domain = call.domain or "ai.onnx"
+    way = "it is not in the standard's list" if call.domain == "" and not _in_standard(call) else "it is not supported"
+    return (
+        f"operator {call.kind} of domain {domain} ({call.title}): {way}; "
+        f"replace it by operators of ai.onnx or define it as a function of the model"
+    )
+
+
+def _in_standard(call: Call) -> bool:
+    return onnx.defs.has(call.kind, "")
+
+
+def _bound_attribute(a: AttributeProto, bindings: Mapping[str, AttributeProto]) -> AttributeProto | None:
+    """The attribute itself, or inside a function what the caller gave for it; None if the caller gave nothing."""
+    if not a.ref_attr_name:
+        return a
+    given = bindings.get(a.ref_attr_name)
+    if given is None:
+        return None
+    out = AttributeProto()
+    out.CopyFrom(given)
+    out.name = a.name
+    return out
+
+
+def _without(node: NodeProto, absent: set[str]) -> NodeProto:
+    """Optional inputs that the caller left out are absent inside as well."""
+    if not absent.intersection(node.input):
+        return node
+    out = NodeProto()
+    out.CopyFrom(node)
+    out.input[:] = ["" if i in absent else i for i in node.input]
+    return out
+
+
+def _refuse_doubles(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"value {shown(name)} is defined twice; every value has one origin")
+        seen.add(name)
+
+
+def _ordered(nodes: Sequence[NodeProto], scope: Scope) -> Iterator[NodeProto]:
+    """Topological order, the given one where possible. A cycle, an undefined or a doubly written value is refused."""
+    maker: dict[str, int] = {}
+    for at, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in maker or name in scope.names:
+                raise ModelError(f"value {shown(name)} is written twice; every value has one origin")
+            maker[name] = at
+    needs = [{maker[i] for i in _inputs(node) if i in maker} for node in nodes]
+    users: dict[int, list[int]] = {}
+    for at, before in enumerate(needs):
+        for b in before:
+            users.setdefault(b, []).append(at)
+    waiting = [len(before) for before in needs]
+    ready = [at for at, count in enumerate(waiting) if count == 0][::-1]
+    done = 0
+    while ready:
+        at = ready.pop()
+        done += 1
+        yield nodes[at]
+        for user in sorted(users.get(at, ()), reverse=True):
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                ready.append(user)
+    if done < len(nodes):
+        stuck = next(n for n, count in zip(nodes, waiting, strict=True) if count)
+        raise ModelError(f"{stuck.op_type} node {shown(stuck.name or stuck.output[0])} is in a cycle; a graph has none")
+
+
+def _inputs(node: NodeProto) -> set[str]:
+    """Own inputs, and what its subgraphs take from outside."""
+    names = set(node.input)
+    for a in node.attribute:
+        if a.type == AttributeProto.GRAPH:
+            names |= captured(a.g)
+    return names - {""}

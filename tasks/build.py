@@ -1,0 +1,41 @@
+"""Programs -> binaries: lower, write C, compile in batches. One bad program costs only itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from codegen.c import PRELUDE, kernel
+from codegen.kernel import Kernel
+from codegen.toolchain import Binary, build
+from ir.lower import lower
+from ir.schedule import Program
+from ir.timing import Failure
+from tasks.workbench import Workbench
+
+
+def kernel_of(program: Program, key: str) -> Kernel:
+    """The C function of a program; `key` names it in records and in the binary."""
+    lowered = lower(program)
+    constants = {i.name for i in program.sketch.dag.inputs if i.constant} | {name for name, _ in lowered.prepare}
+    return kernel(lowered.nest, key, f"k_{re.sub('[^0-9A-Za-z]', '_', key)}", frozenset(constants), lowered.prepare)
+
+
+def build_batch(
+    bench: Workbench, programs: Sequence[tuple[str, Program]], directory: Path | None = None
+) -> list[Binary | Failure]:
+    """Binaries in the order of the programs (key, program)."""
+    made = [_kernel(program, key) for key, program in programs]
+    kernels = [k for k in made if isinstance(k, Kernel)]
+    built = iter(build(kernels, bench.compiler, bench.target, directory or bench.directory / "built", prelude=PRELUDE))
+    return [next(built) if isinstance(k, Kernel) else k for k in made]
+
+
+def _kernel(program: Program, key: str) -> Kernel | Failure:
+    """A program that cannot be lowered is a fault of ours, but it must not end a run of hours: it becomes a failure
+    that is recorded and counted, and the property tests look for its kind."""
+    try:
+        return kernel_of(program, key)
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return Failure("compile", f"lowering: {type(error).__name__}: {str(error)[:200]}")

@@ -1,0 +1,160 @@
+"""One workload under tuning: its space, what is known, the program to beat, and the verbs of a round.
+
+    propose -> build -> measure -> (record) -> learn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from codegen.oracle import Case
+from codegen.runner import Batch
+from codegen.toolchain import Binary
+from ir.schedule import Program
+from ir.timing import Failure, Timing
+from ir.workload import Workload
+from search.budget import Progress
+from search.evolve import Space
+from search.tuner import Proposal, Result, Tuner
+from tasks.build import build_batch
+from tasks.workbench import Workbench
+
+CHECK_SEED = 20240  # inputs of the oracle's case: the same for every program of a workload
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The program to beat. seconds: drift-corrected, see `Round.scores`. binary: None until it is built here."""
+
+    key: str
+    seconds: float
+    proposal: Proposal
+    binary: Binary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of one workload brought. `scores`: seconds a call chained through the incumbent, None: failed."""
+
+    workload: str
+    number: int
+    proposals: tuple[Proposal, ...]
+    timings: tuple[Timing, ...]
+    scores: tuple[float | None, ...]
+    peak_gflops: float | None
+    incumbent_seconds: float | None
+    search_seconds: float
+    train_seconds: float
+    build_seconds: float
+    measure_seconds: float
+
+
+@dataclass
+class Lane:
+    """State of one workload in this process; everything in it follows from the store."""
+
+    workload: Workload
+    space: Space
+    tuner: Tuner
+    roofline_seconds: float
+    incumbent: Incumbent | None = None
+    case: Case | None = None
+    confirmed_seconds: float | None = None
+    errors: dict[str, int] = field(default_factory=dict)
+    broken: str = ""  # why this workload cannot be tuned at all
+
+    def program(self, proposal: Proposal) -> Program:
+        return Program(self.space.sketches[self.space.keys.index(proposal.sketch_key)], proposal.choices)
+
+    def progress(self) -> Progress:
+        w = self.workload
+        return self.tuner.progress(w.key, w.weight, self.roofline_seconds, w.dag.flops, w.name.split("_")[0])
+
+    @property
+    def best_seconds(self) -> float | None:
+        return self.confirmed_seconds or (self.incumbent.seconds if self.incumbent else None)
+
+
+def propose(lane: Lane, n: int) -> tuple[list[Proposal], float, float]:
+    """Proposals, and the seconds it took to train the model and to search."""
+    start = perf_counter()
+    _ = lane.tuner.model
+    trained = perf_counter()
+    found = lane.tuner.ask(n)
+    return found, trained - start, perf_counter() - trained
+
+
+def build(lane: Lane, bench: Workbench, proposals: Sequence[Proposal]) -> list[Binary | Failure]:
+    """Binaries in the order of the proposals. An incumbent known from the store alone is built with them."""
+    wanted = [(p.key, lane.program(p)) for p in proposals]
+    beat = lane.incumbent
+    rebuild = beat is not None and beat.binary is None
+    if beat is not None and rebuild:
+        wanted.append((beat.key, lane.program(beat.proposal)))
+    built = build_batch(bench, wanted)
+    if beat is not None and rebuild:
+        again = built.pop()
+        lane.incumbent = Incumbent(beat.key, beat.seconds, beat.proposal, again) if isinstance(again, Binary) else None
+    return built
+
+
+def measure(lane: Lane, bench: Workbench, built: Sequence[Binary | Failure], proposals: Sequence[Proposal]) -> Batch:
+    """Timings in the order of the proposals; what was not built keeps its failure."""
+    if lane.case is None:
+        lane.case = bench.oracle.case(lane.workload.dag, CHECK_SEED)
+    binaries = [b for b in built if isinstance(b, Binary)]
+    beat = lane.incumbent.binary if lane.incumbent else None
+    batch = bench.runner.measure(binaries, lane.case, beat) if binaries else Batch([])
+    answers = iter(batch.timings)
+    timings = [
+        next(answers) if isinstance(b, Binary) else Timing(p.key, failure=b) for b, p in zip(built, proposals, strict=True)
+    ]
+    return Batch(timings, batch.peak_gflops, batch.incumbent_seconds)
+
+
+def scored(lane: Lane, batch: Batch) -> list[float | None]:
+    """Seconds of each program as if the machine had always run as in the first batch: the ratio to the incumbent of
+    the same batch times what the incumbent is known to take."""
+    base = lane.incumbent.seconds if lane.incumbent and batch.incumbent_seconds else None
+    return [t.relative * base if t.relative is not None and base else t.best for t in batch.timings]
+
+
+def learn(lane: Lane, turn: Round, built: Sequence[Binary | Failure]) -> None:
+    """The tuner hears the results; the fastest program becomes the one to beat."""
+    pairs = list(zip(turn.proposals, turn.scores, strict=True))
+    lane.tuner.tell([Result(p, s) for p, s in pairs])
+    for t in turn.timings:
+        if t.failure is not None:
+            lane.errors[t.failure.kind] = lane.errors.get(t.failure.kind, 0) + 1
+    timed = [(s, i) for i, (_, s) in enumerate(pairs) if s is not None]
+    if not timed:
+        return
+    seconds, i = min(timed)
+    binary = built[i]
+    if isinstance(binary, Binary) and (lane.incumbent is None or seconds < lane.incumbent.seconds):
+        lane.incumbent = Incumbent(binary.key, seconds, turn.proposals[i], binary)
+
+
+def finalists(lane: Lane, bench: Workbench, n: int, seconds: float) -> list[tuple[Proposal, Timing]]:
+    """The n fastest, rebuilt and measured side by side in shuffled rounds; fastest first by the median of the rounds.
+
+    The best of many noisy minima is a lucky one: only this round's figures are reported.
+    """
+    proposals = lane.tuner.finalists(n)
+    if not proposals:
+        return []
+    built = build_batch(bench, [(p.key, lane.program(p)) for p in proposals])
+    ready = [(p, b) for p, b in zip(proposals, built, strict=True) if isinstance(b, Binary)]
+    if lane.case is None:
+        lane.case = bench.oracle.case(lane.workload.dag, CHECK_SEED)
+    timings = bench.runner.confirm([b for _, b in ready], lane.case, seconds=seconds)
+    pairs = [(p, t) for (p, _), t in zip(ready, timings, strict=True) if t.verified]
+    return sorted(pairs, key=lambda x: middle(x[1]))
+
+
+def middle(timing: Timing) -> float:
+    """Median over the rounds of a confirmed timing."""
+    ordered = sorted(timing.warm)
+    return ordered[len(ordered) // 2] if ordered else float("inf")

@@ -1,0 +1,243 @@
+"""One tuning from start to end, as verbs: open, grant, turn, confirm, close. The order is `flows.tuning`'s."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from codegen.runner import Settings as Protocol
+from codegen.toolchain import Binary
+from data.query import run as question
+from data.store import Store
+from ir.timing import Failure, Timing
+from ir.workload import Workload
+from search.budget import Grant, Policy, next_round
+from search.heuristic import heuristic
+from search.tuner import Proposal, Settings, Tuner
+from tasks import record
+from tasks.lane import Incumbent, Lane, Round, build, finalists, learn, measure, middle, propose, scored
+from tasks.record import Run
+from tasks.space import SCHEMA, space_of
+from tasks.workbench import Workbench, workbench
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to tune and how much.
+
+    store: folder of the store; artefacts lie beside it, in `work`. trials, budget_seconds: whichever is spent first.
+    early_stop: stop a workload whose best no longer moves beyond the noise. finalists, final_seconds: programs a
+    workload in the last round, and seconds of each of their samples. The defaults of the search name their sources
+    in `search.tuner.Settings` and `search.budget.Policy`.
+    """
+
+    model: str
+    store: Path
+    trials: int = 1000
+    budget_seconds: float | None = None
+    threads: int = 1
+    seed: int = 0
+    early_stop: bool = True
+    finalists: int = 8
+    final_seconds: float = 0.01
+    search: Settings = Settings()
+    policy: Policy = Policy()
+
+    @property
+    def work(self) -> Path:
+        return self.store.parent / "work"
+
+
+@dataclass
+class Session:
+    """A tuning under way in this process. `lanes` in the order of the model's workloads."""
+
+    request: Request
+    run: Run
+    store: Store
+    bench: Workbench
+    lanes: dict[str, Lane]
+    rounds: int = 0
+    spent: int = 0
+    started: float = field(default_factory=monotonic)
+    last: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def elapsed(self) -> float:
+        return monotonic() - self.started
+
+    @property
+    def trials_left(self) -> int:
+        return max(self.request.trials - self.spent, 0)
+
+    def latency(self, seconds: Callable[[Lane], float | None]) -> float | None:
+        """Weighted sum over the workloads; None while one of them has no time."""
+        parts = [seconds(lane) for lane in self.lanes.values() if not lane.broken]
+        if any(p is None for p in parts) or not parts:
+            return None
+        return sum(lane.workload.weight * (seconds(lane) or 0.0) for lane in self.lanes.values() if not lane.broken)
+
+
+@contextmanager
+def opened(request: Request, model: str, workloads: Sequence[Workload], version: str, environ: Mapping[str, str]) -> Iterator[Session]:
+    """Bench, store, lanes with their history, and the run: an unfinished one of the same request goes on."""
+    store = Store.open(request.store)
+    bench = workbench(request.work, request.threads, environ)
+    try:
+        with _run_of(request, model, store, bench) as (run, spent):
+            lanes = {w.key: lane_of(w, bench, store, request) for w in workloads}
+            record.record_device(store, bench)
+            record.record_workloads(store, model, list(lanes.values()))
+            record.record_run(store, run, bench, version, "running", None, None)
+            yield Session(request, run, store, bench, lanes, rounds=_rounds(store, run), spent=spent)
+    finally:
+        bench.runner.close()
+
+
+def lane_of(workload: Workload, bench: Workbench, store: Store, request: Request) -> Lane:
+    """A workload with all that the store knows of it."""
+    space = space_of(workload, bench.target)
+    past = record.history(store, workload.key, bench)
+    tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=heuristic)
+    lane = Lane(workload, space, tuner, bench.roofline_seconds(workload.dag.flops, workload.dag.bytes))
+    best = tuner.finalists(1)
+    if best and tuner.best_seconds:
+        lane.incumbent = Incumbent(best[0].key, tuner.best_seconds, best[0])
+    return lane
+
+
+@contextmanager
+def _run_of(request: Request, model: str, store: Store, bench: Workbench) -> Iterator[tuple[Run, int]]:
+    """The run to work on, locked: a killed run of the same request is continued, a live one is left alone."""
+    settings = json.dumps(asdict(replace(request, store=Path("store"))), default=str, sort_keys=True)
+    locks = request.store / "locks"
+    locks.mkdir(exist_ok=True)
+    for row in question(store, "run_summary", run=None).to_pylist():
+        same = (row["model"], row["seed"], row["settings"], row["target"]) == (model, request.seed, settings, bench.target.key)
+        if row["state"] == "running" and same:
+            handle = _lock(locks / row["run"])
+            if handle is not None:
+                run = Run(row["run"], model, request.seed, request.trials, request.budget_seconds, row["started"], settings)
+                yield run, int(row["measured"] - row["confirmed"])
+                os.close(handle)
+                return
+    key = blake2b(uuid4().bytes, digest_size=6).hexdigest()
+    handle = _lock(locks / key)
+    yield Run(key, model, request.seed, request.trials, request.budget_seconds, datetime.now(UTC), settings), 0
+    if handle is not None:
+        os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    """An exclusive lock that dies with this process; None when another one holds it."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _rounds(store: Store, run: Run) -> int:
+    rows = question(store, "run_summary", run=run.key).to_pylist()
+    return int(rows[0]["rounds"] or 0) if rows else 0
+
+
+# --- a round, stage by stage ------------------------------------------------------------
+
+
+@dataclass
+class Turn:
+    """A round in the making: each stage adds what it found."""
+
+    lane: Lane
+    grant: Grant
+    proposals: list[Proposal] = field(default_factory=list)
+    built: list[Binary | Failure] = field(default_factory=list)
+    round: Round | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def grant(session: Session) -> Turn | None:
+    """Who goes next; None when trials, time or hope are used up."""
+    budget = session.request.budget_seconds
+    if budget is not None and session.elapsed >= budget:
+        return None
+    policy = session.request.policy if session.request.early_stop else replace(session.request.policy, noise=0.0)
+    open_lanes = [lane.progress() for lane in session.lanes.values() if not lane.broken]
+    found = next_round(open_lanes, session.trials_left, policy)
+    return Turn(session.lanes[found.key], found) if found else None
+
+
+def propose_turn(session: Session, turn: Turn) -> Turn:
+    turn.proposals, turn.seconds["train"], turn.seconds["search"] = propose(turn.lane, turn.grant.trials)
+    if not turn.proposals:
+        turn.lane.broken = "no valid program could be sampled" if turn.lane.incumbent is None else turn.lane.broken
+    return turn
+
+
+def build_turn(session: Session, turn: Turn) -> Turn:
+    start = monotonic()
+    turn.built = build(turn.lane, session.bench, turn.proposals)
+    turn.seconds["build"] = monotonic() - start
+    return turn
+
+
+def measure_turn(session: Session, turn: Turn) -> Turn:
+    """Verify and time; a workload without a right answer to compare with is taken out, with the reason."""
+    start = monotonic()
+    lane = turn.lane
+    batch = measure(lane, session.bench, turn.built, turn.proposals)
+    turn.round = Round(
+        lane.workload.key, session.rounds, tuple(turn.proposals), tuple(batch.timings), tuple(scored(lane, batch)),
+        batch.peak_gflops, batch.incumbent_seconds, turn.seconds["search"], turn.seconds["train"],
+        turn.seconds["build"], monotonic() - start,
+    )  # fmt: skip
+    return turn
+
+
+def record_turn(session: Session, turn: Turn) -> Turn:
+    """Learn, then write: what is not written was not learnt when a new process starts."""
+    assert turn.round is not None
+    learn(turn.lane, turn.round, turn.built)
+    record.record_round(session.store, session.run, session.bench, turn.lane, turn.round)
+    session.rounds += 1
+    session.spent += len(turn.proposals)
+    _forget(turn, session.bench)
+    return turn
+
+
+def _forget(turn: Turn, bench: Workbench) -> None:
+    """Delete shared objects that no incumbent needs."""
+    keep = {turn.lane.incumbent.binary.path} if turn.lane.incumbent and turn.lane.incumbent.binary else set()
+    for path in {b.path for b in turn.built if isinstance(b, Binary)} - keep:
+        path.unlink(missing_ok=True)
+
+
+def confirm(session: Session, lane: Lane) -> list[tuple[Proposal, Timing]]:
+    """The finalists' round of one workload; its figures are the ones reported."""
+    found = finalists(lane, session.bench, session.request.finalists, session.request.final_seconds)
+    if found:
+        record.record_finalists(session.store, session.run, session.bench, lane, found, session.rounds)
+        best, timing = found[0]
+        lane.confirmed_seconds = middle(timing)
+        lane.incumbent = Incumbent(best.key, middle(timing), best)
+    return found
+
+
+def close(session: Session, version: str, state: str, before: float | None, after: float | None) -> None:
+    record.record_run(session.store, session.run, session.bench, version, state, before, after)
+
+
+__all__ = ["Protocol", "Request", "Session", "Turn", "build_turn", "close", "confirm", "grant", "measure_turn", "opened", "propose_turn", "record_turn"]

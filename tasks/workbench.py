@@ -1,0 +1,70 @@
+"""The hardware at hand: compiler, machine, target, and where files go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.machine import Machine, harness, probe, target
+from codegen.oracle import Oracle
+from codegen.runner import Runner, Settings
+from codegen.toolchain import Compiler, find_compiler
+from ir.target import Target
+
+MACHINE_FILE = "machine.json"
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What building and measuring need. `directory` holds artefacts that may be deleted at any time."""
+
+    compiler: Compiler
+    machine: Machine
+    target: Target
+    directory: Path
+    oracle: Oracle
+    runner: Runner
+
+    @property
+    def peak_gflops(self) -> float:
+        """float32 multiply-add peak of the target's threads together."""
+        return self.machine.peak_gflops * self.target.threads
+
+    def bandwidth(self) -> float:
+        """GB/s from the last cache, where a workload's operands are at best when it starts; all threads together."""
+        return (self.machine.bandwidth.get("l3") or self.machine.bandwidth.get("dram") or 10.0) * self.target.threads
+
+    def roofline_seconds(self, flops: float, bytes_: float) -> float:
+        """No program is faster: arithmetic at the peak, or inputs and outputs once through the nearest cache that
+        holds them (Williams et al., CACM 2009)."""
+        return max(flops / (self.peak_gflops * 1e9), bytes_ / (self._bandwidth_for(bytes_) * 1e9))
+
+    def _bandwidth_for(self, bytes_: float) -> float:
+        sizes = (("l1", self.machine.l1_bytes), ("l2", self.machine.l2_bytes), ("l3", self.machine.l3_bytes))
+        level = next((name for name, size in sizes if bytes_ <= size * self.target.threads), "dram")
+        return (self.machine.bandwidth.get(level) or 10.0) * self.target.threads
+
+
+def machine_at(compiler: Compiler, directory: Path) -> Machine:
+    """Probed once, then read from `directory`/machine.json, where a person may correct it."""
+    path = directory / MACHINE_FILE
+    if path.is_file():
+        return Machine.from_json(path.read_text())
+    found = probe(compiler, directory / "probe")
+    aside = path.with_name(f".{MACHINE_FILE}.{os.getpid()}")
+    aside.write_text(found.to_json())
+    aside.replace(path)
+    return found
+
+
+def workbench(directory: Path, threads: int, environ: Mapping[str, str], settings: Settings | None = None) -> Workbench:
+    """Raises ToolchainError without a working compiler. Close `runner` when done: it owns processes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    compiler = find_compiler(environ)
+    machine = machine_at(compiler, directory)
+    made = target(machine, threads)
+    workers = 1 if threads > 1 else max(1, min(2, machine.cores))
+    runner = Runner(made, harness(compiler, made, directory / "harness"), settings or Settings(workers=workers))
+    return Workbench(compiler, machine, made, directory, Oracle(compiler, made, directory / "oracle"), runner)
