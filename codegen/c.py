@@ -388,7 +388,8 @@ class _Emitter:
     def as_vector(self, v: _Value) -> str:
         assert self.vector is not None
         if v.kind == "s":
-            return f"tw_splat{self.vector.lanes}({v.text})"
+            zero = v.text in ("0.0f", "0")
+            return f"(v{self.vector.lanes}f){{}}" if zero else f"tw_splat{self.vector.lanes}({v.text})"
         if v.kind != "v":
             raise _NoVector
         return v.text

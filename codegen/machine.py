@@ -286,8 +286,6 @@ def _measure(machine: Machine, compiler: Compiler, directory: Path) -> Machine |
     return replace(machine, peak_gflops=peak, bandwidth=dict(zip(sizes, rates, strict=True)))
 
 
-
-
 def _harness_text(t: Target, chains: int = 12, steps: int = 65536) -> str:
     """The constants of a target before the harness. 12 chains: latency 4 times 2 ports is 8, and 16 registers hold them."""
     names = [f"c{i}" for i in range(chains)]

@@ -101,6 +101,7 @@ FUNCTIONS = {
 }  # fmt: skip
 RELATIVE = ("exp", "rsqrt")  # computed to relative accuracy everywhere; the others may be off by u near their zeros
 STEPS = {"floor": "floor", "ceil": "ceil", "round": "rint"}
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
 COMPARES = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 EXACT_OPERATIONS = {"add", "sub", "mul", "neg", "abs", "max", "min", *STEPS, *COMPARES, "and", "or", "not", "select",
                     "floordiv", "mod", "fmod", "isnan"}  # fmt: skip
@@ -339,7 +340,9 @@ class _Writer:
         if c.dtype in FLOATS:
             with np.errstate(over="ignore"):
                 value = float(np.dtype(c.dtype).type(c.value))
-            return "NAN" if isnan(value) else f"{'-' if value < 0 else ''}INFINITY" if isinf(value) else f"({value.hex()})"
+            if isnan(value):
+                return "NAN"
+            return f"({value.hex()})" if not isinf(value) else "INFINITY" if value > 0 else "(-INFINITY)"
         if c.dtype == "uint64":
             return f"UINT64_C({int(c.value)})"
         low = int(c.value) == -(2**63)  # -9223372036854775808 is not a C literal
@@ -484,10 +487,11 @@ def _real(name: str, args: Sequence[Value]) -> tuple[str, str]:
     if len(args) == 1:
         return _real_unary(name, args[0])
     b, eb = args[1].code, args[1].error
-    quotient = Value(f"({a} / {b})", _plus(_times(f"1 / fabs({b})", ea), _times(f"fabs({a} / {b} / {b})", eb)), "float64")
+    shared = _plus(_times(f"1 / fabs({b})", ea), _times(f"fabs({a} / {b} / {b})", eb))
+    quotient = Value(f"({a} / {b})", shared, "float64")
     match name:
         case "add" | "sub":
-            return f"{a} {'+' if name == 'add' else '-'} {b}", _plus(ea, eb)
+            return f"{a} {ARITHMETIC[name]} {b}", _plus(ea, eb)
         case "mul":
             return f"{a} * {b}", _plus(_times(f"fabs({a})", eb), _times(f"fabs({b})", ea))
         case "div":
@@ -496,8 +500,9 @@ def _real(name: str, args: Sequence[Value]) -> tuple[str, str]:
             return f"floor({quotient.code})", _jump("floor", quotient)
         case "mod" | "fmod":
             step = "floor" if name == "mod" else "trunc"
-            parts = (ea, _times(f"fabs({step}({quotient.code}))", eb), _times(f"fabs({b})", _jump(step, quotient)))
-            return f"{'fl_mod' if name == 'mod' else 'fmod'}({a}, {b})", _plus(*parts)
+            whole, jump = f"fabs({step}({quotient.code}))", _jump(step, quotient)
+            error = _plus(ea, _times(whole, eb), _times(f"fabs({b})", jump))
+            return f"{'fl_mod' if name == 'mod' else 'fmod'}({a}, {b})", error
         case "max" | "min":
             return f"fl_{name}({a}, {b})", ZERO if ea == eb == ZERO else f"fmax({ea}, {eb})"
         case "pow":
@@ -525,7 +530,7 @@ def _integer(name: str, args: Sequence[Value], dtype: str) -> str:
     a, b, *_ = [v.code for v in args] * 2
     match name:
         case "add" | "sub" | "mul":
-            return f"{a} {dict(add='+', sub='-', mul='*')[name]} {b}"
+            return f"{a} {ARITHMETIC[name]} {b}"
         case "neg":
             return f"-{a}"
         case "abs":

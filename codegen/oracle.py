@@ -230,8 +230,8 @@ def _fitting(index: Expr, name: str, extent: int) -> int:
     """Halve the range of the values until the index stays below the extent."""
     limit = extent - 1
     while limit > 0:
-        values = {r: Axis("value", limit + 1) for r in _outermost(index, name)}
-        known = interval(_without_casts(substitute(index, dict(values))))
+        values: dict[Expr, Expr] = {r: Axis("value", limit + 1) for r in _outermost(index, name)}
+        known = interval(_without_casts(substitute(index, values)))
         if known is not None and known[1] < extent:
             break
         limit //= 2

@@ -18,11 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import IO, Any, Protocol, cast
 
 import numpy as np
@@ -36,7 +35,6 @@ from ir.compute import Dag
 from ir.evaluate import evaluate
 from ir.target import Target
 from ir.timing import Failure, FailureKind, Timing
-
 
 OURS = ("start", "harness", "peak")  # what a child does without any program
 
@@ -87,6 +85,7 @@ class Batch:
     peak_gflops: median of the peak samples taken beside the programs (None: nothing was measured).
     incumbent_seconds: median over its visits of the incumbent's minimum. A visit has the budget of a program, so a
     program that is as fast gets `relative` 1.0 on average; the minimum over all visits would be luckier than that.
+    `relative` takes the visits of the child that measured the program: cores and places in memory differ a little.
     """
 
     timings: list[Timing]
@@ -169,11 +168,16 @@ class Worker:
 
 @dataclass
 class Findings:
-    """What the children of one batch wrote."""
+    """What the children of one batch wrote.
 
-    reports: dict[int, Report]
-    peaks: list[float]
-    visits: list[Report]
+    child: which process measured a job. visits: by process, the incumbent's minima. spoilt: the incumbent failed.
+    """
+
+    reports: dict[int, Report] = field(default_factory=dict)
+    child: dict[int, int] = field(default_factory=dict)
+    peaks: list[float] = field(default_factory=list)
+    visits: dict[int, list[float]] = field(default_factory=dict)
+    spoilt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ class Runner:
         self._staff()  # they import NumPy while we build
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -222,9 +226,9 @@ class Runner:
         """
         jobs = [_job(b, case) for b in binaries]
         found = self._run(jobs, _job(incumbent, case) if incumbent else None, _limits(self.settings, self.target))
-        visits = [min(r.warm) for r in found.visits if r.warm]
-        base = median(visits) if visits else None
-        timings = [_timing(b, found.reports[i], base) for i, b in enumerate(binaries)]
+        bases = {child: median(visits) for child, visits in found.visits.items() if visits}
+        base = median(v for visits in found.visits.values() for v in visits) if bases else None
+        timings = [_timing(b, found.reports[i], bases.get(found.child.get(i, 0), base)) for i, b in enumerate(binaries)]
         return Batch(timings, median(found.peaks) if found.peaks else None, base)
 
     def confirm(
@@ -248,7 +252,7 @@ class Runner:
 
     def _run(self, jobs: Sequence[Job], incumbent: Job | None, limits: Limits, workers: int | None = None) -> Findings:
         """All jobs, on as many children as pay; a child that dies costs the job it ran."""
-        found = Findings({}, [], [])
+        found = Findings()
         if not jobs:
             return found
         with self._batch_folder() as folder:
@@ -276,7 +280,7 @@ class Runner:
             if said == DONE:
                 continue
             fresh = self._replace(w)
-            if any(r.kind for r in found.visits):  # it was right once; this batch goes on without it
+            if found.spoilt:  # it was right once; this batch goes on without it
                 plan = replace(plan, incumbent=None)
                 _write_plan(folder, plan)
             if isinstance(last.doing, int):
@@ -316,7 +320,7 @@ class Runner:
 
     def _staff(self) -> None:
         """As many children as the settings want; long-serving ones are replaced."""
-        for i, w in enumerate(self.workers):
+        for w in list(self.workers):
             if w.programs >= self.settings.recycle or w.process.poll() is not None:
                 self._replace(w)
         cores = sorted(os.sched_getaffinity(0))
@@ -358,18 +362,8 @@ def _environment(target: Target) -> dict[str, str]:
 
 
 def _limits(s: Settings, target: Target) -> Limits:
-    flush = max(s.flush_bytes, 2 * target.l2_bytes)
-    return Limits(
-        s.budget_seconds,
-        s.sample_seconds,
-        s.most_samples,
-        s.cold_samples,
-        flush,
-        s.abort_ratio,
-        s.limit_ratio,
-        s.limit_floor,
-        s.limit_ceiling,
-    )
+    same = {f.name: getattr(s, f.name) for f in fields(Limits)}
+    return Limits(**{**same, "flush_bytes": max(s.flush_bytes, 2 * target.l2_bytes)})
 
 
 def _write_plan(folder: Path, plan: Plan) -> None:
@@ -386,23 +380,23 @@ def _collect(folder: Path, w: Worker, found: Findings) -> Last:
         match json.loads(line):
             case ["start", doing, *limit]:
                 last = Last(doing, *limit)
-            case ["report", int(index), fields]:
-                found.reports[index], last = _report(fields), Last(None)
+            case ["report", int(index), what]:
+                found.reports[index], found.child[index], last = _report(what), w.process.pid, Last(None)
                 w.programs += 1
-            case ["incumbent", fields]:
-                found.visits.append(_report(fields))
-                last = Last(None)
+            case ["incumbent", what]:
+                warm, last = _report(what).warm, Last(None)
+                found.visits.setdefault(w.process.pid, []).extend([min(warm)] if warm else [])
+                found.spoilt |= not warm
             case ["peak", rate]:
                 found.peaks.append(rate)
             case _:
                 last = Last(None)
-    if last.doing == "incumbent":
-        found.visits.append(Report(kind="crash"))
+    found.spoilt |= last.doing == "incumbent"
     return last
 
 
-def _report(fields: dict[str, Any]) -> Report:
-    return Report(**{**fields, "warm": tuple(fields["warm"]), "cold": tuple(fields["cold"])})
+def _report(what: dict[str, Any]) -> Report:
+    return Report(**{**what, "warm": tuple(what["warm"]), "cold": tuple(what["cold"])})
 
 
 def _last_sign(folder: Path, w: Worker) -> float:
@@ -494,7 +488,12 @@ class NullRunner:
         return Batch([_stated(b, self.formula(b.kernel), known) for b in binaries], None, known)
 
     def confirm(
-        self, binaries: Sequence[Binary], case: Case | None = None, rounds: int = 5, seconds: float = 0.02, seed: int = 0
+        self,
+        binaries: Sequence[Binary],
+        case: Case | None = None,
+        rounds: int = 5,
+        seconds: float = 0.02,
+        seed: int = 0,
     ) -> list[Timing]:
         once = self.measure(binaries).timings
         return [replace(t, warm=t.warm * rounds) for t in once]
@@ -518,6 +517,11 @@ class ReplayRunner:
         return Batch([replace(t, relative=t.best / base if t.best and base else None) for t in timings], None, base)
 
     def confirm(
-        self, binaries: Sequence[Binary], case: Case | None = None, rounds: int = 5, seconds: float = 0.02, seed: int = 0
+        self,
+        binaries: Sequence[Binary],
+        case: Case | None = None,
+        rounds: int = 5,
+        seconds: float = 0.02,
+        seed: int = 0,
     ) -> list[Timing]:
         return [replace(t, warm=(t.best,) * rounds) if t.best else t for t in self.measure(binaries).timings]

@@ -1,9 +1,11 @@
 """A table on disk: a folder of Parquet parts, and the list of those that count.
 
 Every part is written once and never changed, and its name ends in the checksum of its bytes: Parquet's own checksums
-leave out page headers and the footer, and DuckDB looks at none. A part counts unless the folder's manifest hides it. What the manifest
-hides is garbage, at every moment: a merged part that is not published yet, or parts that a merged part has replaced.
-At rest it hides nothing, so a lost manifest loses nothing.
+leave out page headers and the footer, and DuckDB looks at none.
+
+A part counts unless the folder's manifest hides it. What the manifest hides is garbage, at every moment: a merged part
+that is not published yet, or parts that a merged part has replaced. At rest it hides nothing, so a lost manifest loses
+nothing.
 """
 
 from __future__ import annotations

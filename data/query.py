@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ import pyarrow as pa
 
 from data.files import StoreWarning
 from data.parts import Parts
-from data.sandbox import OFF, PROGRAM, Request, connection, first_line, make_views, set_parts
+from data.sandbox import PROGRAM, Request, connection, first_line, make_views, set_parts
 from data.schema import TABLES
 from data.store import Store
 
@@ -191,7 +192,7 @@ def _check_statement(sql: str) -> None:
     """QueryError: anything but one SELECT, or an EXPLAIN of one. Nothing is run here."""
     if len(sql) > SQL_LENGTH:
         raise QueryError(f"the query is longer than {SQL_LENGTH} characters")
-    with duckdb.connect(":memory:", config={**OFF, "threads": "1"}) as parser:
+    with _parser().cursor() as parser:
         statement = _only_statement(parser, sql)
         if statement.type == duckdb.StatementType.EXPLAIN:
             _check_explained(parser, statement.query)
@@ -199,6 +200,12 @@ def _check_statement(sql: str) -> None:
             raise QueryError(f"only SELECT and EXPLAIN are answered, this is {statement.type.name}")
         if statement.named_parameters:
             raise QueryError("the query has parameters; write values into it")
+
+
+@cache
+def _parser() -> duckdb.DuckDBPyConnection:
+    """A database that is never asked anything: only its parser is used."""
+    return connection(threads=1)
 
 
 def _check_explained(parser: duckdb.DuckDBPyConnection, sql: str) -> None:

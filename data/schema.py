@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -77,7 +77,9 @@ class Table:
 
 
 NULL = True
-CREATED = Column("created", TIME, "when the row was written (UTC); filled in by the store when left out")
+CREATED = Column(
+    "created", TIME, "when the row was written (UTC), rows of a batch in their order; filled in when left out"
+)
 
 WORKLOADS = Table("workloads", "A fused subgraph that was tuned. Rows of one key describe the same computation.", (
     Column("key",        TEXT,  "canonical key: names, constant values and the order of inputs do not matter"),
@@ -111,7 +113,7 @@ PROGRAMS = Table("programs", "A sketch plus choices: one row per program propose
     Column("run",        TEXT,  "runs.key of the run that proposed it"),
     Column("round",      INT,   "round of that run, from 0"),
     Column("parents",    TEXTS, "programs.key of what it was mutated or crossed from; empty: sampled", NULL),
-    Column("mutation",   TEXT,  "name of the operator that made it; NULL: sampled", NULL),
+    Column("mutation",   TEXT,  "names of the operators that made it, a space between; NULL: sampled", NULL),
     Column("prediction", REAL,  "the cost model's score when it was proposed, higher is better; NULL: no model", NULL),
     Column("seed",       LONG,  "seed of the round: (workload, history, seed) replays it"),
     Column("target",     TEXT,  "what it was proposed for: kind, ISA and thread count in one stable text"),
@@ -268,10 +270,13 @@ def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
 
 
 def _filled(values: Any, now: datetime) -> Any:
-    """The values of a column, `now` in place of what is missing."""
+    """The values of a column, the time in place of what is missing: a microsecond more each row, so that rows of one
+    batch keep their order in every question that sorts by time."""
     if isinstance(values, list):
-        return [now if value is None else value for value in values]
-    return pc.fill_null(values.cast(TIME), pa.scalar(now, TIME))
+        return [now + timedelta(microseconds=i) if value is None else value for i, value in enumerate(values)]
+    start = int(now.timestamp() * 1e6)
+    times = pa.array(range(start, start + len(values)), LONG).cast(TIME)
+    return pc.if_else(pc.is_valid(values), values.cast(TIME), times)
 
 
 def _typed(table: Table, column: Column, values: Any) -> pa.ChunkedArray:

@@ -27,7 +27,7 @@ REGISTER_ROWS = tuple(range(1, 15))  # rows of a register tile; more never fit b
 REGISTER_VECTORS = tuple(range(1, 9))
 MULTIPLIERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REDUCE_TILES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-UNROLLS = (1, 2, 4, 8, 16)
+UNROLLS = (1, 2, 4, 9)
 
 
 @dataclass(frozen=True)

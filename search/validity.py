@@ -19,7 +19,7 @@ from ir.tiling import Tiling, tiling
 from ir.transform import apply, unit_axes
 
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
-MOST_STATEMENTS = 400  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
+MOST_STATEMENTS = 200  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
 

@@ -22,7 +22,7 @@ tried AS (
 causes AS (
     SELECT 'rule' AS kind, unnest(list_distinct(rules)) AS name, good, improved, gain FROM tried
     UNION ALL
-    SELECT 'mutation', coalesce(mutation, 'sampled'), good, improved, gain FROM tried
+    SELECT 'mutation', unnest(list_distinct(string_split(coalesce(mutation, 'sampled'), ' '))), good, improved, gain FROM tried
 )
 SELECT kind, name,
        count(*)                                AS tried,

@@ -265,7 +265,9 @@ def _depth_to_space(inputs: Inputs, attributes: Attributes) -> list[Handle]:
 
 
 def _space_to_depth(inputs: Inputs, attributes: Attributes) -> list[Handle]:
+    """Blocks become channels: the inverse of `depth_to_space` of the same `mode`."""
     x, block = need(inputs, 0), integer(attributes, "block")
+    order = text(attributes, "mode", "DCR")
     c, h, w = _image(x, attributes)
     if x.shape[h] % block or x.shape[w] % block:
         raise ValueError(f"an image of {x.shape[h]} x {x.shape[w]} does not divide into blocks of {block}")
@@ -273,8 +275,9 @@ def _space_to_depth(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     new = {c: depth * block * block, h: x.shape[h] // block, w: x.shape[w] // block}
 
     def element(*i: Expr) -> Expr:
-        cell = i[c] // depth
-        place = {c: i[c] % depth, h: i[h] * block + cell // block, w: i[w] * block + cell % block}
+        area = block * block
+        cell, channel = (i[c] // depth, i[c] % depth) if order == "DCR" else (i[c] % area, i[c] // area)
+        place = {c: channel, h: i[h] * block + cell // block, w: i[w] * block + cell % block}
         return x[tuple(place.get(d, p) for d, p in enumerate(i))]
 
     return [compute([new.get(d, n) for d, n in enumerate(x.shape)], element, "space_to_depth")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ir import dsl
 from ir.dsl import Handle, Reduction, compute, reduce_axis
 from ir.expr import Axis, Expr
-from ir.operators.convolution import Layout, padded, with_bias
+from ir.operators.convolution import padded, with_bias
 from ir.operators.operator import Attributes, Inputs, Operator, integer, ints, maybe, need, scaled, wide
 
 
@@ -24,7 +24,7 @@ def _conv_phases(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     phases, taps, ins, outs = w.shape[:rank], w.shape[rank : 2 * rank], w.shape[-2], w.shape[-1]
     if len(w.shape) != 2 * rank + 2 or x.shape[-1] != ins * groups or outs % groups:
         raise ValueError(f"conv_phases of {x.shape} in {groups} groups with a weight of {w.shape}")
-    source = padded(x, Layout("N" + "DHW"[-rank:] + "C"), pads[:rank], pads[rank:])
+    source = padded(x, range(1, rank + 1), pads[:rank], pads[rank:], ["n", *"dhw"[-rank:], "c"])
     t, ci = [reduce_axis(n) for n in taps], reduce_axis(ins)
 
     def element(*i: Axis) -> Reduction:

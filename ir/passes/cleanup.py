@@ -20,7 +20,7 @@ def fold_constants(graph: Graph) -> Graph:
     new = Rewrite.of(graph)
     for node in graph.nodes:
         if all(i in new.constants for i in node.inputs if i) and not _grows(graph, node):
-            new.constants.update(run_node(graph, node, new.constants))
+            new.constants.update(run_node(graph.values, node, new.constants))
         else:
             new.nodes.append(node)
     return _copy_constant_outputs(new.graph())

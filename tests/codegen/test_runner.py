@@ -35,20 +35,20 @@ HASTY = Settings(limit_ceiling=0.5, limit_floor=0.3, memory_bytes=1 << 30)
 # y[i] = x[i] * 2 + 1
 GOOD = "const float *x = a[0]; float *y = a[1]; for (int i = 0; i < 1000; i++) y[i] = x[i] * 2 + 1;"
 FAULTS = {
-    "one element wrong":    (GOOD + "y[777] += 1e-3f;",                                  "wrong",   r"y\[777\]: got .* 1 of"),
-    "one element unwritten": (GOOD.replace("i++) y", "i++) if (i != 5) y"),              "wrong",   r"y\[5\]: got nan"),
-    "writes past the end":  (GOOD + "y[1000] = 0;",                                      "wrong",   "y: 4 guard bytes .* 1 bytes after"),
-    "writes before":        (GOOD + "y[-1] = 0;",                                        "wrong",   "y: 4 guard bytes .* 1 bytes before"),
-    "modifies its input":   (GOOD + "((float *)x)[3] = 9;",                              "wrong",   "input x was modified"),
-    "overruns workspace":   (GOOD + "((char *)w)[64] = 0;",                              "wrong",   "workspace: 1 guard"),
-    "uses what was there":  (GOOD + "y[9] += 1e-30f * ((float *)w)[2] > 1;",             "wrong",   "differs between two runs"),
-    "segfaults":            (GOOD + "*(volatile int *)8 = 1;",                           "crash",   "SIGSEGV"),
-    "aborts":               (GOOD + "abort();",                                          "crash",   "SIGABRT"),
-    "divides by zero":      (GOOD + "volatile int z = 0; y[0] = 1 / z;",                 "crash",   "SIGFPE"),
-    "exits":                (GOOD + "_exit(0);",                                         "crash",   "status 0"),
-    "hangs":                ("for (volatile int i = 0;;) i = 0;",                        "timeout", r"killed after 0\.[35] s"),
-    "sleeps":               ("pause();",                                                 "timeout", r"killed after 0\.[35] s"),
-    "allocates for ever":   ("for (;;) memset(malloc(1 << 24), 1, 1 << 24);",            "memory",  "of the 1024 MiB"),
+    "one element wrong":    (GOOD + "y[777] += 1e-3f;", "wrong", r"y\[777\]: got .* 1 of"),
+    "one element unwritten": (GOOD.replace("i++) y", "i++) if (i != 5) y"), "wrong", r"y\[5\]: got nan"),
+    "writes past the end":  (GOOD + "y[1000] = 0;", "wrong", "y: 4 guard bytes .* 1 bytes after"),
+    "writes before":        (GOOD + "y[-1] = 0;", "wrong", "y: 4 guard bytes .* 1 bytes before"),
+    "modifies its input":   (GOOD + "((float *)x)[3] = 9;", "wrong", "input x was modified"),
+    "overruns workspace":   (GOOD + "((char *)w)[64] = 0;", "wrong", "workspace: 1 guard"),
+    "uses what was there":  (GOOD + "y[9] += 1e-30f * ((float *)w)[2] > 1;", "wrong", "differs between two runs"),
+    "segfaults":            (GOOD + "*(volatile int *)8 = 1;", "crash", "SIGSEGV"),
+    "aborts":               (GOOD + "abort();", "crash", "SIGABRT"),
+    "divides by zero":      (GOOD + "volatile int z = 0; y[0] = 7 / z;", "crash", "SIGFPE"),
+    "exits":                (GOOD + "_exit(0);", "crash", "status 0"),
+    "hangs":                ("for (volatile int i = 0;;) i = 0;", "timeout", r"killed after 0\.[35] s"),
+    "sleeps":               ("pause();", "timeout", r"killed after 0\.[35] s"),
+    "allocates for ever":   ("for (;;) memset(malloc(1 << 24), 1, 1 << 24);", "memory", "of the 1024 MiB"),
 }  # fmt: skip
 
 
@@ -149,18 +149,15 @@ def test_a_stale_path_is_seen(runner: Runner, built, case: Case) -> None:  # typ
 @pytest.mark.compiler
 def test_relative_to_the_incumbent_and_slow_ones_aborted(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
     work = "for (int r = 0; r < {}; r++) {{ " + GOOD + ' __asm__ volatile("" ::: "memory"); }}'
-    same, slow, best = built(
-        kernel("same", work.format(100)), kernel("slow", work.format(400)), kernel("best", work.format(100))
-    )
+    times = {"same": 100, "slow": 1000, "best": 200}
+    same, slow, best = built(*(kernel(name, work.format(n)) for name, n in times.items()))
     batch = runner.measure([same, slow], case, incumbent=best)
     like, late = batch.timings
     assert is_fine(like) and is_fine(late)
     assert len(late.warm) == 2 and not late.cold
     assert len(like.warm) > 2 and like.cold
     assert batch.incumbent_seconds is not None
-    for t in batch.timings:
-        assert t.relative is not None and t.best is not None
-        assert t.relative == pytest.approx(t.best / batch.incumbent_seconds)
+    assert like.relative is not None and 0.2 < like.relative < 2.5
     assert late.relative is not None and late.relative > HASTY.abort_ratio
 
 
@@ -214,7 +211,10 @@ def test_constants_are_prepared_once_for_each_layout(compiler: Compiler, ours: B
 
 @pytest.mark.compiler
 def test_children_get_nothing_of_our_environment(
-    built, ours: Binary, case: Case, monkeypatch: pytest.MonkeyPatch  # type: ignore[no-untyped-def]
+    built,
+    ours: Binary,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
     monkeypatch.setenv("SECRET_OF_OURS", "1")
     (b,) = built(kernel("asks", GOOD + 'if (getenv("SECRET_OF_OURS") || !getenv("OMP_NUM_THREADS")) y[0] = 0;'))
@@ -248,7 +248,10 @@ def test_a_child_killed_from_outside_between_batches_is_replaced(runner: Runner,
 @pytest.mark.compiler
 def test_a_broken_harness_is_an_error_not_a_failure(built, ours: Binary, case: Case, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (b,) = built(kernel("good", GOOD))
-    with Runner(TARGET, replace(ours, path=tmp_path / "none.so"), HASTY) as r, pytest.raises(RunnerError, match="harness"):
+    with (
+        Runner(TARGET, replace(ours, path=tmp_path / "none.so"), HASTY) as r,
+        pytest.raises(RunnerError, match="harness"),
+    ):
         r.measure([b], case)
 
 

@@ -132,7 +132,7 @@ def fill(store: Store) -> None:
         row("programs", key="slow", sketch="s1", choices=[0, 0]),
         row("programs", key="wrong", sketch="s1", choices=[0, 1]),
         row("programs", key="broken", sketch="s2", choices=[5]),
-        row("programs", key="fast", sketch="s1", choices=[1, 1], mutation="tile size", parents=["slow"], round=1),
+        row("programs", key="fast", sketch="s1", choices=[1, 1], mutation="tile-size unroll", parents=["slow"], round=1),
         row("programs", key="lucky", sketch="s2", choices=[6], mutation="crossover", parents=["slow", "fast"], round=1),
         row("programs", key="unverified", sketch="s2", choices=[7], round=1),
         row("programs", key="racy", sketch="s2", choices=[8], round=1),

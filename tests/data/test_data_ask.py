@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -116,9 +117,7 @@ ENDLESS = [  # bounded in time or memory
     "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range + b.range = -1",
     "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000))",
     "SELECT sleep_ms(100000)",
-    "SELECT len(range(2000000000))",
     "SELECT len(repeat('x', 2000000000))",
-    "SELECT list(x) FROM range(1000000000) t(x)",
     "FROM range(1000000000) ORDER BY hash(range)",
     "SELECT repeat('x', 1000000) FROM range(100000)",
 ]
@@ -147,13 +146,19 @@ def test_anything_but_one_select_is_refused(asked, sql):
 
 
 @pytest.mark.parametrize("sql", ELSEWHERE, ids=range(len(ELSEWHERE)))
-def test_nothing_but_the_store_can_be_read(asked, sql):
+def test_nothing_but_the_store_can_be_read(asked, lock, sql):
     """In the connection that the child uses, without the child: a refusal takes a millisecond."""
     before = sorted(asked.root.rglob("*"))
-    with locked(request(asked)) as con, pytest.raises((duckdb.Error, StopIteration)) as refused:
+    with lock.cursor() as con, pytest.raises((duckdb.Error, StopIteration)) as refused:
         answer(con, sql.replace("{root}", str(asked.root)), 10)
     assert "secret" not in str(refused.value) or "Cannot access" in str(refused.value)
     assert sorted(asked.root.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def lock(asked) -> Iterator[duckdb.DuckDBPyConnection]:
+    with locked(request(asked)) as con:
+        yield con
 
 
 def request(store: Store) -> Request:
@@ -193,21 +198,20 @@ def test_what_would_never_end_is_bounded(asked):
     def timed(sql: str) -> tuple[str, float]:
         start = time.monotonic()
         with pytest.raises(QueryError) as refused:
-            ask(asked, sql, seconds=0.8, memory_bytes=1 << 28)
+            ask(asked, sql, seconds=0.4, memory_bytes=1 << 28)
         assert one_line(refused), sql
         return str(refused.value), time.monotonic() - start
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(timed, ENDLESS))
     for sql, (words, seconds) in zip(ENDLESS, answers, strict=True):
         assert seconds < 8.0, sql
-        assert words.startswith(("stopped after 0.8 seconds", "Out of Memory Error", "the answer is larger than")), sql
+        assert words.startswith(("stopped after 0.4 seconds", "Out of Memory Error", "the answer is larger than")), sql
 
 
-@pytest.mark.parametrize("sql", ["FROM read_text('/etc/passwd')", "FROM python_variable", "FROM '{root}/secret.parquet'"])
-def test_the_child_refuses_in_one_line(asked, sql):
-    with pytest.raises(QueryError, match="^(Permission|Catalog) Error: ") as refused:
-        ask(asked, sql.replace("{root}", str(asked.root)))
+def test_the_child_refuses_in_one_line(asked):
+    with pytest.raises(QueryError, match=r"^Permission Error: Cannot access file .*secret.parquet") as refused:
+        ask(asked, f"FROM '{asked.root}/secret.parquet'")
     assert one_line(refused)
 
 
@@ -218,6 +222,7 @@ def test_the_child_can_write_no_file(asked, tmp_path: Path):
         "open(sys.argv[2], 'wb', buffering=0).write(b'x')"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, root, tmp_path / "f"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, root, tmp_path / "f"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "File too large" in done.stderr
     assert (tmp_path / "f").read_bytes() == b""

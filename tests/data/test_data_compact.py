@@ -104,7 +104,7 @@ def test_a_reader_beside_it_sees_every_row_once(store, make_row):
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for turn in range(12):
+    for turn in range(8):
         fill(store, make_row, 3, start=100 * (turn + 1))
         acknowledged[0] += 9
         store.compact("measurements")
@@ -177,7 +177,7 @@ while True:
 def test_kill_9_of_a_compaction_loses_and_doubles_nothing(store, make_row, child):
     draw, connection = random.Random(1), connect(store)
     names = fill(store, make_row, 4)
-    for turn in range(3):
+    for turn in range(2):
         process = child(COMPACTOR, store.root)
         assert process.stdout.readline() == "ready\n"
         deadline = time.monotonic() + draw.uniform(0.05, 0.25)

@@ -31,18 +31,20 @@ def rows_of(store: Store, table: str) -> list[dict]:
         return connection.duckdb.sql(f"FROM {table}").to_arrow_table().to_pylist()
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_a_row_comes_back_as_it_went_in(store, make_row, table):
-    store.append(table, [make_row(table)])
-    assert rows_of(store, table) == [make_row(table)]
+def test_a_row_comes_back_as_it_went_in(store, make_row):
+    for table in TABLES:
+        store.append(table, [make_row(table)])
+    with connect(store) as connection:
+        for table in TABLES:
+            assert connection.duckdb.sql(f"FROM {table}").to_arrow_table().to_pylist() == [make_row(table)]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_nullable_columns_may_be_left_out(store, make_row, table):
-    needed = {column.name for column in TABLES[table].columns if not column.null} - {"created"}
-    store.append(table, [{name: value for name, value in make_row(table).items() if name in needed}])
-    (row,) = rows_of(store, table)
-    assert {name for name, value in row.items() if value is None} == set(row) - needed - {"created"}
+def test_nullable_columns_may_be_left_out(store, make_row):
+    for table, definition in TABLES.items():
+        needed = {column.name for column in definition.columns if not column.null} - {"created"}
+        path = store.append(table, [{name: value for name, value in make_row(table).items() if name in needed}])
+        (row,) = read_part(path).to_pylist()
+        assert {name for name, value in row.items() if value is None} == set(row) - needed - {"created"}
 
 
 def test_an_arrow_table_and_numpy_values_are_rows_too(store, make_row):
@@ -89,6 +91,15 @@ def test_an_unknown_table_is_refused(store):
         store.append("tasks", [])
 
 
+@pytest.mark.parametrize("form", ["rows", "Arrow"])
+def test_rows_of_a_batch_keep_their_order(store, make_row, form):
+    rows = [{name: value for name, value in make_row("runs", key=key).items() if name != "created"} for key in "cab"]
+    for _ in range(2):
+        store.append("runs", rows if form == "rows" else pa.Table.from_pylist(rows))
+    ordered = sorted(rows_of(store, "runs"), key=lambda row: row["created"])
+    assert [row["key"] for row in ordered] == list("cabcab")
+
+
 def test_no_rows_make_no_part(store):
     before = store.parts("runs")
     assert store.append("runs", []) in before.files
@@ -115,7 +126,7 @@ def test_pages_carry_checksums_for_other_readers(store, make_row):
     start = column.dictionary_page_offset or column.data_page_offset
     damaged[start + column.total_compressed_size - 1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(OSError, match="(?i)crc|checksum"):
+    with pytest.raises(OSError, match=r"(?i)crc|checksum"):
         read_part(path)
 
 
@@ -143,14 +154,15 @@ def test_a_file_where_a_folder_should_be(tmp_path, where):
         (tmp_path / where).write_text("")
     else:
         (tmp_path / "store").write_text("")
-    with pytest.raises(StoreError, match="^a file stands where a folder should be: .*store"):
+    with pytest.raises(StoreError, match=r"^a file stands where a folder should be: .*store"):
         Store.open(tmp_path / where if where != "store/measurements" else tmp_path / "store")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_cannot_be_written(tmp_path, failing, number):
     (tmp_path / "store").mkdir()
-    with failing(os, "open", OSError(number, os.strerror(number))), pytest.raises(StoreError, match="^not writable: .*"):
+    refused = OSError(number, os.strerror(number))
+    with failing(os, "open", refused), pytest.raises(StoreError, match=r"^not writable: .*"):
         Store.open(tmp_path / "store")
 
 
@@ -175,7 +187,7 @@ def test_parts_of_a_newer_version_are_refused(store, make_row):
     newer = replace(TABLES["runs"], version=9)
     payload = encode(newer, conform(newer, [make_row("runs")]))
     path = publish(new_part(store.folder("runs"), payload), payload)
-    with pytest.raises(StoreError, match="newer Tilewright .runs version 9, this one reads 1.; upgrade"):
+    with pytest.raises(StoreError, match=r"newer Tilewright .runs version 9, this one reads 1.; upgrade"):
         Store.open(store.root)
     assert path.exists()
 
@@ -213,7 +225,7 @@ def test_a_full_disk_refuses_in_one_line_and_leaves_nothing(store, make_row, fai
 
 
 def test_a_full_disk_at_opening(tmp_path, failing):
-    with failing(os, "write", FULL), pytest.raises(StoreError, match="^disk full: cannot write .*store.json"):
+    with failing(os, "write", FULL), pytest.raises(StoreError, match=r"^disk full: cannot write .*store.json"):
         Store.open(tmp_path / "store")
 
 
@@ -244,7 +256,7 @@ def batch_row(make_row) -> str:
 
 def test_a_killed_writer_loses_at_most_the_part_it_was_writing(store, child, batch_row):
     draw = random.Random(0)
-    writers = [child(WRITER, store.root, name, 10_000, batch_row) for name in range(4)]
+    writers = [child(WRITER, store.root, name, 10_000, batch_row) for name in range(3)]
     for writer in writers:
         assert writer.stdout.readline() == "ready\n"
     acknowledged = []

@@ -160,9 +160,7 @@ class Importer:
         count = len(b.values)
         try:
             found = list(handler(b, call))
-        except ModelError as error:
-            raise ModelError(f"{call.title}: {error}") from error
-        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+        except (ValueError, TypeError, IndexError, ArithmeticError) as error:  # ModelError is a ValueError
             raise ModelError(f"{call.title}: {error}") from error
         fresh = set(list(b.values)[count:]) - before
         for position, (ours, wanted) in enumerate(zip(found, call.outputs, strict=False)):
@@ -202,8 +200,9 @@ class Importer:
         inner = Scope(versions, names, None, {**defaults, **attributes}, scope.depth + 1)
         absent = set(function.input) - set(names)
         self.body([_without(n, absent) for n in function.node], inner, function.output)
-        found = [self._found(o, inner, f"an output of function {function.name}") for o in function.output[: len(outputs)]]
-        self._bind(outputs, found, scope)
+        for formal, wanted in zip(function.output, outputs, strict=False):
+            if wanted:
+                scope.names[wanted] = self._found(formal, inner, f"an output of function {function.name}")
 
     def _branch(
         self, proto: NodeProto, attributes: Mapping[str, AttributeProto], condition: str, scope: Scope

@@ -10,7 +10,7 @@ import numpy as np
 
 from ir.frontends.onnx.builder import Builder, Call
 from ir.frontends.onnx.shapes import Handler, axes_of, converted, reshaped
-from ir.graph import Attribute, ModelError
+from ir.graph import Attribute
 from ir.operators.operator import normal_axis
 
 # --- element by element -----------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def _parametric(operator: str, defaults: Mapping[str, float]) -> Handler:
 def _binary(operator: str) -> Handler:
     def handle(b: Builder, n: Call) -> Sequence[str]:
         if n.attributes.get("broadcast"):
-            raise ModelError(f"{n.title} broadcasts as before opset 7; convert the model with onnx.version_converter")
+            raise ValueError("it broadcasts as before opset 7; convert the model with onnx.version_converter")
         return [b.emit(operator, *n.inputs)]
 
     return handle
@@ -260,7 +260,7 @@ def _lp_pool(b: Builder, n: Call) -> Sequence[str]:
 
 def _batch_norm(b: Builder, n: Call) -> Sequence[str]:
     if n.integer("training_mode", 0) or not n.integer("spatial", 1):
-        raise ModelError(f"{n.title} is in training mode or not spatial; export the model for inference")
+        raise ValueError("it is in training mode or not spatial; export the model for inference")
     return [b.emit("batch_norm", *n.inputs, axis=1, epsilon=n.real("epsilon", 1e-5))]
 
 

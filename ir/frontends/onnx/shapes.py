@@ -9,7 +9,6 @@ import numpy as np
 
 from ir.frontends.onnx.builder import KNOWN_BYTES, Builder, Call
 from ir.frontends.onnx.reader import dtype_name
-from ir.graph import ModelError
 from ir.operators.operator import normal_axes, normal_axis
 
 Handler = Callable[[Builder, Call], Sequence[str]]
@@ -103,7 +102,7 @@ def _identity(b: Builder, n: Call) -> Sequence[str]:
 def _dropout(b: Builder, n: Call) -> Sequence[str]:
     """Inference: the identity. The mask is all true (opset 10 leaves it open)."""
     if n.has(2) and b.value(n.input(2), "training_mode").any():
-        raise ModelError(f"{n.title} is in training mode; export the model for inference")
+        raise ValueError("it is in training mode; export the model for inference")
     mask = [b.filled(b.shape(n.input(0)), np.asarray(True))] if len(n.outputs) > 1 and n.outputs[1] else []
     return [n.input(0), *mask]
 
@@ -292,7 +291,7 @@ def _depth_to_space(b: Builder, n: Call) -> Sequence[str]:
 
 
 def _space_to_depth(b: Builder, n: Call) -> Sequence[str]:
-    return [b.emit("space_to_depth", n.input(0), block=n.integer("blocksize"))]
+    return [b.emit("space_to_depth", n.input(0), block=n.integer("blocksize"), mode=n.text("mode", "DCR"))]
 
 
 def _trilu(b: Builder, n: Call) -> Sequence[str]:
