@@ -345,6 +345,10 @@ class _Emitter:
         return f"{name}[{self.scalar(index[-1])}]" if b.shape[-1] > 1 else name
 
     def number(self, e: Expr) -> int:
+        if isinstance(e, Axis):
+            return self.constants[e]
+        if isinstance(e, Const):
+            return int(e.value)
         form = affine(e)
         assert form is not None
         return form.constant + sum(c * self.constants[a] for a, c in form.terms)

@@ -196,7 +196,10 @@ def _fault_of_bytes(path: Path, read: bool) -> str:
     if not read:
         return ""
     try:
-        checksum = zlib.crc32(path.read_bytes())
+        checksum = 0
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                checksum = zlib.crc32(chunk, checksum)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -25,11 +25,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from data.files import StoreWarning
 from data.parts import Parts
 from data.sandbox import PROGRAM, Request, connection, first_line, make_views, set_parts
 from data.schema import TABLES
-from data.store import Store
+from data.store import Store, StoreError, StoreWarning
 
 SQL = Path(__file__).parent / "sql"
 THREADS = 2  # the cores of a tuning machine belong to what is measured
@@ -79,8 +78,7 @@ def connect(store: Store) -> Connection:
     con = connection(THREADS)
 
     def prepare(parts: dict[str, Parts]) -> pa.Table:
-        set_parts(con, _paths(parts))
-        make_views(con)
+        make_views(con, _paths(parts))
         return pa.table({})
 
     try:
@@ -176,6 +174,9 @@ def _counted(store: Store, answer: pa.Table, parts: dict[str, Parts]) -> pa.Tabl
 
 
 def _paths(parts: dict[str, Parts]) -> dict[str, list[str]]:
+    """StoreError: a table without any file, which no view can be made of."""
+    if bare := [table for table, found in parts.items() if not found.files]:
+        raise StoreError(f"not one readable file in table {bare[0]}; Store.open puts its seed back")
     return {table: [str(path) for path in found.files] for table, found in parts.items()}
 
 

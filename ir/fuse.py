@@ -69,14 +69,16 @@ class Partition:
     workloads: tuple[Workload, ...]
 
 
-def workloads(graph: Graph, fusion: Fusion = Fusion()) -> Partition:  # noqa: B008  (frozen)
+def workloads(graph: Graph, fusion: Fusion = Fusion()) -> Partition:
     """Cut a graph into workloads; equal ones (by key) are one `Workload` with a weight and its origins."""
     groups = Groups(graph, fusion)
     groups.form()
     aliases = _aliases(graph, groups)
     calls = [_call(graph, nodes) for nodes in groups.ordered()]
     unique = {w.key: w for w in _joined([c.workload for c in calls])}
-    return Partition(graph, tuple(replace(c, workload=unique[c.workload.key]) for c in calls), aliases, tuple(unique.values()))
+    return Partition(
+        graph, tuple(replace(c, workload=unique[c.workload.key]) for c in calls), aliases, tuple(unique.values())
+    )
 
 
 def execute(partition: Partition, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -207,9 +209,11 @@ class Groups:
         return not any(self._depends(o, group) or o in region for o in others)
 
     def _follows(self, inside: set[int], node: Node) -> bool:
-        """Element by element over the same space as what it reads in the group, or a view of it."""
+        """Element by element over the same space as what it reads in the group, or a view of it; moves follow moves."""
         if node.operator in VIEWS:
             return True
+        if node.operator in MOVES - {"expand", "pad"}:
+            return all(self._operator(i) in ELEMENTWISE | MOVES | VIEWS for i in inside)
         shapes = {self.graph.values[n].shape for n in node.inputs if self.maker.get(n) in inside}
         if node.operator in ELEMENTWISE:
             return shapes == {self.graph.values[node.outputs[0]].shape}
@@ -218,7 +222,10 @@ class Groups:
     def _is_attention(self, inside: set[int], node: Node) -> bool:
         size = prod(self.graph.values[node.inputs[0]].shape)
         operators = [self._operator(i) for i in inside]
-        wanted = {"softmax": operators.count("matmul") == 1, "matmul": "softmax" in operators and operators.count("matmul") == 1}
+        wanted = {
+            "softmax": operators.count("matmul") == 1,
+            "matmul": "softmax" in operators and operators.count("matmul") == 1,
+        }
         first = self.maker.get(node.inputs[0])
         return size <= self.fusion.attention and wanted.get(node.operator, False) and first in inside
 
@@ -306,7 +313,11 @@ def _call(graph: Graph, nodes: Sequence[Node]) -> Call:
     names = tuple(n.name for n in nodes)
     workload = Workload(text_key(dag_text(form)), workload_name(graph, nodes), form, 1, (names,))
     return Call(
-        workload, tuple(was[i.name] for i in form.inputs), tuple(given[was[o]] for o in form.outputs), names, _bounds(graph, nodes)
+        workload,
+        tuple(was[i.name] for i in form.inputs),
+        tuple(given[was[o]] for o in form.outputs),
+        names,
+        _bounds(graph, nodes),
     )
 
 
@@ -314,7 +325,9 @@ def _bounds(graph: Graph, nodes: Sequence[Node]) -> tuple[Bound, ...]:
     return tuple(
         Bound(node.name, node.inputs[b.input], b.low, b.high)
         for node in nodes
-        for b in OPERATORS[node.operator].bounds([graph.values[i].shape if i else None for i in node.inputs], node.attributes)
+        for b in OPERATORS[node.operator].bounds(
+            [graph.values[i].shape if i else None for i in node.inputs], node.attributes
+        )
     )
 
 
@@ -338,8 +351,18 @@ def workload_name(graph: Graph, nodes: Sequence[Node]) -> str:
     before = "_".join(n.operator for n in nodes[:at] if n.operator not in VIEWS)
     after = "_".join(n.operator for n in nodes[at + 1 :] if n.operator not in VIEWS)
     data = _by_x(graph.values[anchor.inputs[0]].shape if anchor.inputs else graph.values[anchor.outputs[0]].shape)
-    kind = f"{anchor.operator}{len(graph.values[anchor.inputs[0]].shape) - 2}d" if anchor.operator in WINDOWED else anchor.operator
-    parts = [before[:LONGEST], kind, data, WEIGHT_NAMES.get(anchor.operator, _no_weight)(graph, anchor), after[:LONGEST]]
+    kind = (
+        f"{anchor.operator}{len(graph.values[anchor.inputs[0]].shape) - 2}d"
+        if anchor.operator in WINDOWED
+        else anchor.operator
+    )
+    parts = [
+        before[:LONGEST],
+        kind,
+        data,
+        WEIGHT_NAMES.get(anchor.operator, _no_weight)(graph, anchor),
+        after[:LONGEST],
+    ]
     return "_".join(p for p in parts if p)
 
 

@@ -20,7 +20,22 @@ from hashlib import blake2b
 
 from ir.affine import Affine, affine, expression, simplify
 from ir.compute import COMBINERS, LEFT, RIGHT, SUM, Combiner, Compute, Dag, Input
-from ir.expr import DTYPES, FLOATS, OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, children, dtype_of, reads, rebuild
+from ir.expr import (
+    DTYPES,
+    FLOATS,
+    OPERATIONS,
+    Axis,
+    Cast,
+    Const,
+    Expr,
+    Op,
+    Param,
+    Read,
+    children,
+    dtype_of,
+    reads,
+    rebuild,
+)
 
 INFIX = {  # operation -> symbol, binding strength; all group to the left
     "or": ("or", 1), "and": ("and", 2),
@@ -39,10 +54,12 @@ PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z", re.ASCII)
 
 def dag_text(dag: Dag) -> str:
     """One line a tensor; `parse_dag` reads it back. Raises ValueError when names or dtypes contradict each other."""
-    dtypes = {t.name: t.dtype for t in (*dag.inputs, *dag.computes)}
+    dtypes = {t.name: t.dtype for t in dag.tensors.values()}
     custom = _custom_combiners(dag)
     lines = [_combiner_line(c) for c in custom]
-    lines += [f"{'constant' if i.constant else 'input'} {_name(i.name)}: {i.dtype}[{_list(i.shape)}]" for i in dag.inputs]
+    lines += [
+        f"{'constant' if i.constant else 'input'} {_name(i.name)}: {i.dtype}[{_list(i.shape)}]" for i in dag.inputs
+    ]
     lines += [_stage_line(c, dtypes) for c in dag.computes]
     lines += [f"output {', '.join(_name(o) for o in dag.outputs)}"]
     return "\n".join(lines) + "\n"
@@ -159,7 +176,7 @@ def parse_dag(text: str) -> Dag:
             case "combiner", "name" | "string":
                 c = p.combiner()
                 known.combiners[c.name] = c
-            case ("input" | "constant"), "name" | "string":
+            case (("input" | "constant"), "name" | "string"):
                 inputs.append(p.input())
             case "output", "name" | "string":
                 outputs = p.outputs()
@@ -278,7 +295,7 @@ class Parser:
         self.expect("[")
         space = self.axis_list("]")
         self.expect("=")
-        over, reduce = SUM, ()
+        over, reduce = (SUM, ())
         if self.peek(1).text == "over" and self.peek(2).text == "(":
             over, reduce = self.reduction()
         body = self.expr()
@@ -404,7 +421,7 @@ def canonical(dag: Dag) -> tuple[Dag, dict[str, str]]:
     it is read. Tensors of one colour are told apart by trying each first; the smallest text wins.
     """
     live = _live(dag)
-    colours = _refine(live, {t.name: _own(t, live.outputs) for t in (*live.inputs, *live.computes)})
+    colours = _refine(live, {t.name: _own(t, live.outputs) for t in live.tensors.values()})
     leaves = _leaves(live, colours, [TRIES])
     return min((_renamed(live, c) for c in leaves), key=lambda found: dag_text(found[0]))
 
@@ -513,22 +530,24 @@ def _ordered(e: Expr, colours: Colours, stage: Compute, roles: Roles) -> Expr:
     if not kids:
         return e
     if isinstance(e, Op) and e.name in COMMUTATIVE and dtype_of(kids[0]) != "int64":
-        kids = tuple(sorted(kids, key=lambda k: (roles.rank(k), _coloured(k, colours, stage))))
+        kids = tuple(sorted(kids, key=lambda k: (*roles.place(k, stage), _coloured(k, colours, stage))))
     return rebuild(e, kids)
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who comes first among commutative operands: stages, inputs, constants, literals. For the reader's sake."""
+    """Who comes first among commutative operands: stages, inputs, constants, literals; rows before columns."""
 
     ranks: Mapping[str, int]
+    blank: Colours
 
-    def rank(self, e: Expr) -> int:
-        return min((self.ranks[r.tensor] for r in reads(e)), default=3)
+    def place(self, e: Expr, stage: Compute) -> tuple[int, str]:
+        return min((self.ranks[r.tensor] for r in reads(e)), default=3), _coloured(e, self.blank, stage)
 
 
 def _roles(dag: Dag) -> Roles:
-    return Roles({c.name: 0 for c in dag.computes} | {i.name: 1 + i.constant for i in dag.inputs})
+    ranks = {c.name: 0 for c in dag.computes} | {i.name: 1 + i.constant for i in dag.inputs}
+    return Roles(ranks, dict.fromkeys(ranks, ""))
 
 
 def _post_order(dag: Dag, ordered: Mapping[str, Compute]) -> list[str]:

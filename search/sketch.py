@@ -93,7 +93,7 @@ def is_inlinable(state: State, stage: Compute) -> bool:
     """Its value costs less than its place in memory: cheap index-for-index arithmetic, or whatever is used just once."""
     if stage.reduce or stage.name in state.dag.outputs:
         return False
-    return _strictly_inlinable(stage) or _used_once(state.dag, stage)
+    return _strictly_inlinable(stage) or _only_moves(stage) or _used_once(state.dag, stage)
 
 
 def reuses_data(state: State, stage: Compute) -> bool:
@@ -428,6 +428,11 @@ def _strictly_inlinable(stage: Compute) -> bool:
         if used != sorted(set(used)):
             return False
     return True
+
+
+def _only_moves(stage: Compute) -> bool:
+    """A transposition or a slice: reading through it costs nothing, and packing restores the order of the lanes."""
+    return isinstance(stage.body, Read) and all(affine(i) is not None for i in stage.body.index)
 
 
 def _used_once(dag: Dag, stage: Compute) -> bool:

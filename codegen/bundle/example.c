@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 static void *room(int64_t size) {
-  void *p = aligned_alloc(64, (size_t)(size + 64) / 64 * 64);
-  if (!p) exit((fprintf(stderr, "out of memory\n"), 1));
+  void *p = NULL;
+  if (posix_memalign(&p, 64, size ? (size_t)size : 1)) exit((fprintf(stderr, "out of memory\n"), 1));
   return p;
 }
 

@@ -29,7 +29,9 @@ def _conv_phases(inputs: Inputs, attributes: Attributes) -> list[Handle]:
 
     def element(*i: Axis) -> Reduction:
         n, *cells, co = i
-        place: list[Expr] = [r + a + k if m else r + k for r, a, k, m in zip(cells[::2], cells[1::2], t, moves, strict=True)]
+        place: list[Expr] = [
+            r + a + k if m else r + k for r, a, k, m in zip(cells[::2], cells[1::2], t, moves, strict=True)
+        ]
         channel = ci if groups == 1 else scaled(co // (outs // groups), ins) + ci
         return dsl.sum(wide(source[(n, *place, channel)]) * wide(w[(*cells[1::2], *t, ci, co)]), [*t, ci])
 

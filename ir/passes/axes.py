@@ -6,16 +6,17 @@ Inputs and outputs may get another shape with the same elements in memory: a cal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import pairwise
 
 from ir.affine import affine, simplify
-from ir.compute import Compute, Dag, Input, Tensor
+from ir.compute import Compute, Dag, Tensor
 from ir.expr import Axis, Const, Expr, Op, Read, children, dtype_of, reads, rebuild, substitute, walk
 
 Dim = tuple[str, int]  # a tensor's name and a position in its shape
 ZERO = Const(0, "int64")
+LANES = 8  # floats in the shorter of the usual vectors (AVX2)
 
 
 def plain_axes(dag: Dag) -> Dag:
@@ -34,7 +35,7 @@ def drop_unit_axes(dag: Dag) -> Dag:
 
     A tensor of one element keeps its last dimension, a reduction its last axis.
     """
-    kept = {t.name: _wide_dims(t.shape) for t in (*dag.inputs, *dag.computes)}
+    kept = {t.name: _wide_dims(t.shape) for t in dag.tensors.values()}
 
     def narrow(e: Expr) -> Expr:
         kids = tuple(map(narrow, children(e)))
@@ -74,7 +75,9 @@ class Classes:
 
 
 def classes_of(dag: Dag) -> Classes:
-    parent: dict[Dim, Dim] = {(t.name, d): (t.name, d) for t in (*dag.inputs, *dag.computes) for d in range(len(t.shape))}
+    parent: dict[Dim, Dim] = {
+        (t.name, d): (t.name, d) for t in dag.tensors.values() for d in range(len(t.shape))
+    }
     axis_dim: dict[tuple[str, Axis], Dim] = {}
 
     def root(dim: Dim) -> Dim:
@@ -111,10 +114,21 @@ def split_axes(dag: Dag) -> Dag:
 
 def _splits(dag: Dag) -> Iterator[Dag]:
     classes = classes_of(dag)
-    extents = {classes.of_dim[(t.name, d)]: n for t in (*dag.inputs, *dag.computes) for d, n in enumerate(t.shape)}
+    extents = {classes.of_dim[(t.name, d)]: n for t in dag.tensors.values() for d, n in enumerate(t.shape)}
     for which, size in dict.fromkeys(_candidates(dag, classes)):
-        if 1 < size < extents[which] and extents[which] % size == 0:
+        fits = 1 < size < extents[which] and extents[which] % size == 0
+        if fits and not (size < LANES and _empties_lanes(dag, classes, which)):
             yield split(dag, classes, which, size)
+
+
+def _empties_lanes(dag: Dag, classes: Classes, which: Dim) -> bool:
+    """A reduction's innermost axis would become short only because a later stage takes its result apart."""
+
+    def divides(c: Compute, a: Axis) -> bool:
+        return any(isinstance(e, Op) and e.name in ("floordiv", "mod") and e.args[0] == a for e in walk(c.body))
+
+    stages = [c for c in dag.computes if c.reduce and c.space and classes.of_axis[(c.name, c.space[-1])] == which]
+    return any(not divides(c, c.space[-1]) for c in stages)
 
 
 def _candidates(dag: Dag, classes: Classes) -> Iterator[tuple[Dim, int]]:
@@ -165,7 +179,9 @@ def split(dag: Dag, classes: Classes, which: Dim, size: int) -> Dag:
         return tuple(n for part in parts for n in part)
 
     def index(r: Read) -> tuple[Expr, ...]:
-        parts = ((i // size, i % size) if classes.of_dim[(r.tensor, d)] == which else (i,) for d, i in enumerate(r.index))
+        parts = (
+            (i // size, i % size) if classes.of_dim[(r.tensor, d)] == which else (i,) for d, i in enumerate(r.index)
+        )
         return tuple(i for part in parts for i in part)
 
     def stage(c: Compute) -> Compute:
@@ -175,13 +191,15 @@ def split(dag: Dag, classes: Classes, which: Dim, size: int) -> Dag:
         space, reduce = (tuple(x for a in axes for x in mine.get(a, (a,))) for axes in (c.space, c.reduce))
         return replace(c, space=space, reduce=reduce, body=body)
 
-    return replace(dag, inputs=tuple(replace(i, shape=shape(i)) for i in dag.inputs), computes=tuple(map(stage, dag.computes)))
+    return replace(
+        dag, inputs=tuple(replace(i, shape=shape(i)) for i in dag.inputs), computes=tuple(map(stage, dag.computes))
+    )
 
 
-def _reindexed(e: Expr, index: object) -> Expr:
+def _reindexed(e: Expr, index: Callable[[Read], tuple[Expr, ...]]) -> Expr:
     kids = tuple(_reindexed(k, index) for k in children(e))
     if isinstance(e, Read):
-        return Read(e.tensor, index(Read(e.tensor, kids, e.dtype)), e.dtype)  # type: ignore[operator]
+        return Read(e.tensor, index(Read(e.tensor, kids, e.dtype)), e.dtype)
     return rebuild(e, kids) if kids else e
 
 
@@ -254,7 +272,8 @@ def _neighbours(classes: Classes) -> Iterable[tuple[Dim, Dim]]:
 
 def _mergeable(dag: Dag, classes: Classes, left: Dim, right: Dim) -> bool:
     side_by_side = all(
-        (root != left or classes.of_dim.get((t, d + 1)) == right) and (root != right or classes.of_dim.get((t, d - 1)) == left)
+        (root != left or classes.of_dim.get((t, d + 1)) == right)
+        and (root != right or classes.of_dim.get((t, d - 1)) == left)
         for (t, d), root in classes.of_dim.items()
     )
     return side_by_side and all(_merge_allowed(classes, c, left, right) for c in dag.computes)
@@ -263,7 +282,7 @@ def _mergeable(dag: Dag, classes: Classes, left: Dim, right: Dim) -> bool:
 def _merge_allowed(classes: Classes, c: Compute, left: Dim, right: Dim) -> bool:
     """In this stage the two axes run one inside the other, and only ever index together."""
     pairs = {
-        (a, b) for axes in (c.space, c.reduce) for a, b in zip(axes, axes[1:], strict=False)
+        (a, b) for axes in (c.space, c.reduce) for a, b in pairwise(axes)
         if classes.of_axis[(c.name, a)] == left and classes.of_axis[(c.name, b)] == right
     }  # fmt: skip
     mine = {a for a in c.axes if classes.of_axis[(c.name, a)] in (left, right)}
@@ -289,7 +308,7 @@ def merge(dag: Dag, classes: Classes, left: Dim, right: Dim) -> Dag:
 
     def joined(c: Compute) -> dict[Expr, Axis]:
         """The left axis of each pair -> the new one."""
-        pairs = [p for axes in (c.space, c.reduce) for p in zip(axes, axes[1:], strict=False)]
+        pairs = [p for axes in (c.space, c.reduce) for p in pairwise(axes)]
         return {
             a: Axis(a.name, a.extent * b.extent)
             for a, b in pairs
@@ -304,7 +323,9 @@ def merge(dag: Dag, classes: Classes, left: Dim, right: Dim) -> Dag:
                 return new.get(e, e)
             kids = tuple(map(rewrite, children(e)))
             if isinstance(e, Read):
-                return Read(e.tensor, tuple(k for d, k in enumerate(kids) if classes.of_dim[(e.tensor, d)] != right), e.dtype)
+                return Read(
+                    e.tensor, tuple(k for d, k in enumerate(kids) if classes.of_dim[(e.tensor, d)] != right), e.dtype
+                )
             return rebuild(e, kids) if kids else e
 
         space, reduce = (

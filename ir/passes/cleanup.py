@@ -142,7 +142,7 @@ IDENTITIES: Mapping[str, Callable[[Graph, Node], bool]] = {
 
 
 def is_identity(graph: Graph, node: Node) -> bool:
-    return IDENTITIES.get(node.operator, lambda graph, node: False)(graph, node)
+    return node.operator in IDENTITIES and IDENTITIES[node.operator](graph, node)
 
 
 # --- reshapes and transposes in a row -----------------------------------------------------------------------------

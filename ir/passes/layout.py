@@ -78,7 +78,9 @@ class State:
         """Dimensions of extent 1 have no place in memory: moving only those is a reshape."""
         shape = self.new.values[physical].shape
         if physical in self.new.constants:
-            return self.new.constant(np.ascontiguousarray(self.new.constants[physical].transpose(perm)), f"{name}.turned")
+            return self.new.constant(
+                np.ascontiguousarray(self.new.constants[physical].transpose(perm)), f"{name}.turned"
+            )
         wide = [p for p in perm if shape[p] != 1]
         if wide == sorted(wide):
             return self.new.add("reshape", (physical,), {"shape": tuple(shape[p] for p in perm)}, f"{name}.turned")
@@ -87,7 +89,9 @@ class State:
     def declared(self, name: str) -> str:
         return self.get(name, tuple(range(self.rank(name)))) if name else ""
 
-    def emit(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Attribute], orders: Sequence[Order]) -> None:
+    def emit(
+        self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Attribute], orders: Sequence[Order]
+    ) -> None:
         """Write the node; its outputs lie in `orders`. A value in its declared order keeps its name."""
         outputs = []
         for name, order in zip(node.outputs, orders, strict=True):
@@ -108,7 +112,9 @@ class State:
     def _rename_output(self, name: str) -> None:
         made = self.declared(name)
         at, node = next(((i, n) for i, n in enumerate(self.new.nodes) if made in n.outputs), (-1, None))
-        exclusive = node is not None and made.startswith(f"{name}.") and not any(made in n.inputs for n in self.new.nodes)
+        exclusive = (
+            node is not None and made.startswith(f"{name}.") and not any(made in n.inputs for n in self.new.nodes)
+        )
         if node is not None and exclusive:
             self.new.nodes[at] = replace(node, outputs=tuple(name if o == made else o for o in node.outputs))
         else:
@@ -124,7 +130,12 @@ def last_order(rank: int) -> Order:
 
 def plain(s: State, node: Node) -> None:
     """Everything in the declared order."""
-    s.emit(node, [s.declared(i) for i in node.inputs], node.attributes, [tuple(range(s.rank(o))) if o else () for o in node.outputs])
+    s.emit(
+        node,
+        [s.declared(i) for i in node.inputs],
+        node.attributes,
+        [tuple(range(s.rank(o))) if o else () for o in node.outputs],
+    )
 
 
 def _layout(s: State, node: Node) -> str:
@@ -158,7 +169,9 @@ def pointwise(s: State, node: Node) -> None:
     full = [i for i in node.inputs if i and s.rank(i) == rank and i not in s.old.constants]
     size = {i: (prod(s.shape(i)), s.order(i) != tuple(range(rank))) for i in full}
     order = s.order(max(full, key=lambda i: size[i])) if full else tuple(range(rank))
-    s.emit(node, [_operand(s, i, order) if i else "" for i in node.inputs], node.attributes, [order] * len(node.outputs))
+    s.emit(
+        node, [_operand(s, i, order) if i else "" for i in node.inputs], node.attributes, [order] * len(node.outputs)
+    )
 
 
 def _operand(s: State, name: str, order: Order) -> str:
@@ -269,6 +282,37 @@ def renumbered(s: State, node: Node) -> None:
 DEFAULT_AXES: Mapping[str, Order] = {"softmax": (-1,), "log_softmax": (-1,)}
 
 
+def normalised(s: State, node: Node) -> None:
+    """Moments of each sample: `axis` follows its dimension, as long as the samples stay outermost."""
+    if s.order(node.inputs[0])[0] == 0:
+        renumbered(s, node)
+    else:
+        plain(s, node)
+
+
+def trailing(s: State, node: Node) -> None:
+    """Moments over the dimensions from `axis` on, which must lie innermost and in order."""
+    x = node.inputs[0]
+    rank, order = s.rank(x), s.order(x)
+    first = _int(node, "axis", -1) % rank
+    if order[first:] != tuple(range(first, rank)):
+        return plain(s, node)
+    s.emit(
+        node,
+        [s.get(x, order), *(s.declared(i) for i in node.inputs[1:])],
+        node.attributes,
+        [order if o else () for o in node.outputs],
+    )
+
+
+def quantised(s: State, node: Node) -> None:
+    """Scale and zero point are scalars or vectors along `axis`."""
+    if any(i and s.rank(i) > 1 for i in node.inputs[1:]) or not s.rank(node.inputs[0]):
+        plain(s, node)
+    else:
+        renumbered(s, node)
+
+
 def concat(s: State, node: Node) -> None:
     """In the order of the largest operand."""
     order = s.order(max(node.inputs, key=lambda i: (i not in s.old.constants, prod(s.shape(i)))))
@@ -314,7 +358,10 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, pointwise),
     **dict.fromkeys(("conv", "conv_transpose", "max_pool", "average_pool", "lp_pool"), windowed),
     **dict.fromkeys(("depth_to_space", "space_to_depth"), image),
-    **dict.fromkeys(("softmax", "log_softmax", "batch_norm", "instance_norm", "lp_normalize", "lrn", "cumsum"), renumbered),
+    **dict.fromkeys(("softmax", "log_softmax", "batch_norm"), renumbered),
+    **dict.fromkeys(("instance_norm", "group_norm"), normalised),
+    **dict.fromkeys(("layer_norm", "rms_norm"), trailing),
+    **dict.fromkeys(("quantize", "dequantize"), quantised),
     **dict.fromkeys((f"reduce_{n}" for n in (
         "sum", "mean", "max", "min", "prod", "l1", "l2", "log_sum", "sum_square", "log_sum_exp")), reduction),
     "transpose": relabel,

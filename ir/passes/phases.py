@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 
 from ir.graph import Graph, Node
 from ir.passes.rewrite import Rewrite
+
+
+NARROW = 8  # fewer channels than this leave most lanes of a vector empty (8 floats: AVX2)
 
 
 def split_phases(graph: Graph) -> Graph:
@@ -18,7 +22,8 @@ def split_phases(graph: Graph) -> Graph:
     k = (a + p) mod s + s * t meet it: each phase a is a dense convolution over i = r + (a + p) div s - t. Taps are
     turned round, so that they count upwards; a kernel that s does not divide gets zero taps.
 
-    Channels-last nodes with constant weights and no dilation; others stay.
+    With fewer than `NARROW` output channels the phases become channels too. Channels-last nodes with constant weights
+    and no dilation; others stay.
     """
     new = Rewrite.of(graph)
     for node in graph.nodes:
@@ -32,28 +37,30 @@ def split_phases(graph: Graph) -> Graph:
 def _splits(graph: Graph, node: Node) -> bool:
     layout, dilations = str(node.attributes.get("layout", "")), node.attributes.get("dilations", ())
     assert isinstance(dilations, tuple)
-    return layout.endswith("C") and node.inputs[1] in graph.constants and set(dilations) <= {1}
+    known = all(i in graph.constants for i in node.inputs[1:] if i)
+    return layout.endswith("C") and known and set(dilations) <= {1}
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """One spatial dimension."""
+    """One spatial dimension. `together`: all phases read the same cells, as channels of one convolution must."""
 
     size: int  # of the input
     out: int
     kernel: int
     stride: int
     pad: int
-
-    @property
-    def shift(self) -> int:
-        """Phases move together if the padding is a multiple of the stride, and two phases move by one cell. For
-        more phases the first `shift` outputs are computed and dropped instead."""
-        return 0 if self.stride <= 2 else self.pad % self.stride
+    together: bool
 
     @property
     def move(self) -> int:
-        return self.pad % self.stride if self.stride == 2 else 0
+        """1 if the second of two phases reads one cell further than the first."""
+        return self.pad % self.stride if self.stride == 2 and not self.together else 0
+
+    @property
+    def shift(self) -> int:
+        """Outputs computed before the first that counts, so that the first phase meets the first tap."""
+        return self.pad % self.stride - self.move
 
     @property
     def taps(self) -> int:
@@ -78,20 +85,54 @@ class Phases:
 
 
 def _split(new: Rewrite, node: Node) -> None:
-    x, out = new.values[node.inputs[0]], new.values[node.outputs[0]]
-    w = new.constants[node.inputs[1]]
-    rank = len(x.shape) - 2
-    strides, pads = (_ints(node, "strides", 1, rank), _ints(node, "pads", 0, 2 * rank))
-    dims = [Phases(*row) for row in zip(x.shape[1:-1], out.shape[1:-1], w.shape[:rank], strides, pads[:rank], strict=True)]
-    weight = new.constant(phase_weights(w, dims, _groups(node)), f"{node.inputs[1]}.phases")
-    data = _cut(new, node, dims)
-    cells = new.add("conv_phases", (data, weight, *node.inputs[2:]), _attributes(node, dims), f"{node.name}.phases")
-    whole = (x.shape[0], *(d.rows * d.stride for d in dims), out.shape[-1])
-    if whole == out.shape:
+    out = new.values[node.outputs[0]].shape
+    dims = _dimensions(new, node, together=False)
+    if out[-1] < NARROW and _groups(node) == 1 and min(d.stride for d in dims) > 1:
+        together = _dimensions(new, node, together=True)
+        if all(d.begin >= 0 and d.end >= 0 for d in together):
+            return _split_narrow(new, node, together)
+    weight = new.constant(phase_weights(new.constants[node.inputs[1]], dims, _groups(node)), f"{node.inputs[1]}.phases")
+    inputs = (_cut(new, node, dims), weight, *node.inputs[2:])
+    _deliver(new, node, dims, new.add("conv_phases", inputs, _attributes(node, dims), f"{node.name}.phases"))
+
+
+def _dimensions(new: Rewrite, node: Node, together: bool) -> list[Phases]:
+    x, out = new.values[node.inputs[0]].shape, new.values[node.outputs[0]].shape
+    kernel, rank = new.constants[node.inputs[1]].shape, len(x) - 2
+    strides, pads = _ints(node, "strides", 1, rank), _ints(node, "pads", 0, 2 * rank)
+    return [Phases(*row, together) for row in zip(x[1:-1], out[1:-1], kernel[:rank], strides, pads[:rank], strict=True)]
+
+
+def _split_narrow(new: Rewrite, node: Node, dims: list[Phases]) -> None:
+    """Few output channels: the phases are channels of one convolution, and the image is put together afterwards.
+
+    y[r * 2 + a - 1, c] = conv[r, a * C + c]
+    """
+    rank, outs = len(dims), new.values[node.outputs[0]].shape[-1]
+    w = phase_weights(new.constants[node.inputs[1]], dims, 1)
+    strides = tuple(d.stride for d in dims)
+    w = np.moveaxis(w, range(rank), range(rank + 1, 2 * rank + 1)).reshape(*(d.taps for d in dims), w.shape[-2], -1)
+    bias = [np.tile(new.constants[b], prod(strides)) for b in node.inputs[2:] if b]
+    given = (node.inputs[0], new.constant(np.ascontiguousarray(w), f"{node.inputs[1]}.phases"))
+    given += tuple(new.constant(b, f"{node.inputs[2]}.phases") for b in bias)
+    pads = tuple([d.begin for d in dims] + [d.end for d in dims])
+    layout = str(node.attributes["layout"])
+    cells = new.add("conv", given, {"pads": pads, "layout": layout}, f"{node.name}.phases")
+    batch, rows = new.values[cells].shape[0], tuple(d.rows for d in dims)
+    apart = new.add("reshape", (cells,), {"shape": (batch, *rows, *strides, outs)}, f"{node.name}.apart")
+    perm = (0, *(d for i in range(rank) for d in (1 + i, 1 + rank + i)), 2 * rank + 1)
+    _deliver(new, node, dims, new.add("transpose", (apart,), {"perm": perm}, f"{node.name}.woven"))
+
+
+def _deliver(new: Rewrite, node: Node, dims: list[Phases], cells: str) -> None:
+    """N, rows, phases, .., C as an image, without what was computed too much."""
+    out = new.values[node.outputs[0]].shape
+    whole = (out[0], *(d.rows * d.stride for d in dims), out[-1])
+    if whole == out:
         new.add("reshape", (cells,), {"shape": whole}, node.name, output=node.outputs[0])
         return
     image = new.add("reshape", (cells,), {"shape": whole}, f"{node.name}.whole")
-    window = {"starts": (0, *(d.shift for d in dims), 0), "sizes": out.shape, "steps": (1,) * (rank + 2)}
+    window = {"starts": (0, *(d.shift for d in dims), 0), "sizes": out, "steps": (1,) * len(out)}
     new.add("slice", (image,), window, node.name, output=node.outputs[0])
 
 
@@ -112,7 +153,9 @@ def _cut(new: Rewrite, node: Node, dims: list[Phases]) -> str:
     if not any(starts):
         return x.name
     sizes = tuple(n - s for n, s in zip(x.shape, starts, strict=True))
-    return new.add("slice", (x.name,), {"starts": starts, "sizes": sizes, "steps": (1,) * len(starts)}, f"{node.name}.cut")
+    return new.add(
+        "slice", (x.name,), {"starts": starts, "sizes": sizes, "steps": (1,) * len(starts)}, f"{node.name}.cut"
+    )
 
 
 def phase_weights(w: np.ndarray, dims: list[Phases], groups: int) -> np.ndarray:
@@ -120,7 +163,9 @@ def phase_weights(w: np.ndarray, dims: list[Phases], groups: int) -> np.ndarray:
     rank = len(dims)
     each, ins = w.shape[-2], w.shape[-1] // groups
     w = w.reshape(*w.shape[:rank], each, groups, ins)
-    w = np.moveaxis(w, (rank, rank + 1, rank + 2), (rank + 2, rank + 1, rank)).reshape(*w.shape[:rank], ins, groups * each)
+    w = np.moveaxis(w, (rank, rank + 1, rank + 2), (rank + 2, rank + 1, rank)).reshape(
+        *w.shape[:rank], ins, groups * each
+    )
     out = np.zeros((*(d.stride for d in dims), *(d.taps for d in dims), ins, groups * each), w.dtype)
     for place in product(*(range(d.stride) for d in dims), *(range(d.taps) for d in dims)):
         tap = tuple(d.tap(a, t) for d, a, t in zip(dims, place[:rank], place[rank:], strict=True))

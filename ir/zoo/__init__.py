@@ -1,6 +1,6 @@
 """Networks and the paper's operators as graphs, with seeded random weights.
 
-    build("resnet50", batch=16)      build("C2D.2.b1")      operator_dag("GMM.3.b1")
+build("resnet50", batch=16)      build("C2D.2.b1")      operator_dag("GMM.3.b1")
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ir.compute import Dag
 from ir.fuse import compose
 from ir.graph import Graph, ModelError
 from ir.key import canonical
+from ir.passes import optimise
 from ir.zoo.builder import Builder
 from ir.zoo.networks import NETWORKS
 from ir.zoo.operators import PAPER, Shape
@@ -58,12 +59,14 @@ def paper_shape(name: str, batch: int = 1) -> tuple[str, Shape]:
 def unknown(name: str) -> ModelError:
     known = names()
     close = get_close_matches(name, known, 5, 0.5)
-    return ModelError(f"no model is called {name!r}; {'near matches: ' + ', '.join(close) if close else 'try ir.zoo.names()'}")
+    return ModelError(
+        f"no model is called {name!r}; {'near matches: ' + ', '.join(close) if close else 'try ir.zoo.names()'}"
+    )
 
 
 def operator_dag(name: str) -> Dag:
-    """The channels-last DAG of a paper operator, ready for scheduling; weights are constant inputs."""
+    """The DAG of a paper operator or subgraph, ready for scheduling: channels-last, as a whole, weights constant."""
     kind, shape = paper_shape(name)
     b = Builder(name, last=True)
-    graph = b.graph(PAPER[kind].build(b, shape))
+    graph = optimise(b.graph(PAPER[kind].build(b, shape)))
     return canonical(compose(graph, graph.nodes, graph.outputs))[0]

@@ -182,7 +182,7 @@ def bert(b: Builder, tokens: str, words: int, d: int, heads: int, layers: int) -
 
 
 def first_token(b: Builder, x: str) -> str:
-    batch, length, d = b.shape(x)
+    batch, _, d = b.shape(x)
     row = b.node("slice", x, starts=(0, 0, 0), sizes=(batch, 1, d), steps=(1, 1, 1))
     return b.node("reshape", row, shape=(batch, d))
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import parts as parts_module
-from data.query import QueryError, StoreWarning, ask, connect, run, skipped, truncated
-from data.store import Store, StoreError
+from data.query import QueryError, ask, connect, run, skipped, truncated
+from data.store import Store, StoreError, StoreWarning
 
 ASKED = {"workload": "w", "target": "cpu-x86_64-v64-t1", "device": "d"}
 
@@ -115,6 +115,13 @@ def test_a_store_that_is_not_there(tmp_path):
         run(Store(tmp_path / "nothing"), "errors", run=None)
     with pytest.raises(StoreError, match=r"^cannot read "):
         ask(Store(tmp_path / "nothing"), "SELECT 1")
+
+
+def test_a_lost_seed_is_said_and_put_back(store, make_row):
+    (store.folder("runs") / "seed.parquet").unlink()
+    with pytest.raises(StoreError, match=r"^not one readable file in table runs; Store.open puts its seed back$"):
+        run(store, "errors", run=None)
+    assert run(Store.open(store.root), "errors", run=None).num_rows == 0
 
 
 def test_values_are_values_whatever_they_look_like(store, make_row):

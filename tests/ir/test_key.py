@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir.compute import COMBINERS, LEFT, RIGHT, SUM, Combiner, Compute, Dag, Input
+
 evaluate = None  # TODO
 from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, children, lt, rebuild, select
 from ir.key import canonical, dag_text, key, parse_dag
 
 NAMES = st.one_of(
-    st.sampled_from(["a", "pad", "B.pack", "sum", "inf", "and", "over", "output", "combiner", "/layer/conv:0", 'q"uote', "x y"]),
+    st.sampled_from(
+        ["a", "pad", "B.pack", "sum", "inf", "and", "over", "output", "combiner", "/layer/conv:0", 'q"uote', "x y"]
+    ),
     st.text("abc_.é\\", min_size=1, max_size=4),
 )
 LITERALS = st.one_of(
@@ -105,7 +108,11 @@ def symmetric(first: str, second: str) -> Dag:
     """s = a + b and t = a * b: alike until c = s - (a / 2) tells a from b."""
     i = Axis("i", 4)
     a, b = Read(first, (i,)), Read(second, (i,))
-    computes = (Compute("s", (i,), a + b), Compute("t", (i,), b * a), Compute("c", (i,), Read("s", (i,)) * Read("t", (i,))))
+    computes = (
+        Compute("s", (i,), a + b),
+        Compute("t", (i,), b * a),
+        Compute("c", (i,), Read("s", (i,)) * Read("t", (i,))),
+    )
     return Dag((Input(first, (4,)), Input(second, (4,))), computes, ("c",))
 
 
@@ -113,7 +120,11 @@ def twins() -> Dag:
     """Four inputs that only a search tells apart: (a + b) * (c + d)."""
     i = Axis("i", 4)
     a, b, c, d = (Read(n, (i,)) for n in "abcd")
-    computes = (Compute("s", (i,), a + b), Compute("t", (i,), c + d), Compute("p", (i,), Read("s", (i,)) * Read("t", (i,))))
+    computes = (
+        Compute("s", (i,), a + b),
+        Compute("t", (i,), c + d),
+        Compute("p", (i,), Read("s", (i,)) * Read("t", (i,))),
+    )
     return Dag(tuple(Input(n, (4,)) for n in "abcd"), computes, ("p",))
 
 
@@ -159,13 +170,21 @@ def test_the_canonical_form_computes_the_same(dag: Dag) -> None:
     want = evaluate(dag, feeds)
     for new, old in zip(direct.outputs, dag.outputs, strict=True):
         np.testing.assert_allclose(got[new], want[old], rtol=1e-6)
-    assert canonical(form) == (form, {t.name: t.name for t in (*form.inputs, *form.computes)}) or canonical(form)[0] == form
+    assert (
+        canonical(form) == (form, {t.name: t.name for t in (*form.inputs, *form.computes)})
+        or canonical(form)[0] == form
+    )
 
 
 def test_a_key_depends_on_structure_shape_dtype_and_role() -> None:
     base = conv("x", "w", "b")
     half = replace(base, inputs=(*base.inputs[:2], replace(base.inputs[2], shape=(5,))))
-    others = [conv("x", "w", "b", stride=2), conv("x", "w", "b", constant=False), half, replace(base, outputs=("relu", "conv"))]
+    others = [
+        conv("x", "w", "b", stride=2),
+        conv("x", "w", "b", constant=False),
+        half,
+        replace(base, outputs=("relu", "conv")),
+    ]
     assert len({key(d) for d in [base, *others]}) == 5
     assert key(base) == key(conv("u", "v", "q"))
 
@@ -173,7 +192,9 @@ def test_a_key_depends_on_structure_shape_dtype_and_role() -> None:
 def test_what_no_output_needs_is_dropped() -> None:
     base = symmetric("a", "b")
     i = Axis("i", 4)
-    extra = replace(base, inputs=(Input("z", (9,)), *base.inputs), computes=(*base.computes, Compute("dead", (i,), Read("a", (i,)))))
+    extra = replace(
+        base, inputs=(Input("z", (9,)), *base.inputs), computes=(*base.computes, Compute("dead", (i,), Read("a", (i,))))
+    )
     assert key(extra) == key(base)
 
 

@@ -3,7 +3,7 @@
 Shape arithmetic (Shape, Gather, Concat, ... on known values) is evaluated while importing, by our own definitions:
 onnx's shape inference propagates data only partly, and folding passes of others would run before shapes are bound.
 Functions of the model, and of the standard where an operator has no row of its own, are inlined; an `If` takes the
-branch that its condition names, which must be known.
+branch that its condition names, `Loop` and `Scan` are unrolled: what decides must be known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,6 +41,7 @@ HANDLERS: Mapping[str, Handler] = {
     **resize.HANDLERS,
 }
 
+UNROLLED = 4096  # iterations of a loop; more would make a graph that nobody can compile
 NESTING = 64  # functions in functions; more is a model that calls itself
 
 
@@ -103,7 +105,7 @@ class Importer:
         for name in (i.name for i in graph.input if i.name in self.known):
             scope.names[name] = self.builder.constant(np.asarray(self.known[name]), name)
         self._initialisers(graph, scope)
-        self.body(graph.node, scope, [o.name for o in graph.output])
+        self.body(graph.node, scope)
         outputs = [(o.name, self._found(o.name, scope, "an output of the graph")) for o in graph.output]
         return self.builder.graph(graph.name or "graph", outputs)
 
@@ -118,7 +120,7 @@ class Importer:
 
     # --- bodies: the main graph, a branch, a function
 
-    def body(self, nodes: Sequence[NodeProto], scope: Scope, outputs: Sequence[str]) -> None:
+    def body(self, nodes: Sequence[NodeProto], scope: Scope) -> None:
         """All nodes of one scope, in an order that respects their inputs."""
         if scope.depth > NESTING:
             raise ModelError(f"functions or branches are nested more than {NESTING} deep; does one call itself?")
@@ -135,11 +137,12 @@ class Importer:
         if function is not None:
             self._inline(function, inputs, attributes, proto.output, scope)
             return
-        if domain == "" and proto.op_type == "If":
-            self._branch(proto, attributes, inputs[0], scope)
+        if domain == "" and proto.op_type in CONTROL:
+            CONTROL[proto.op_type](self, proto, attributes, inputs, scope)
             return
-        title = f"{proto.op_type} node {shown(proto.name or next(iter(proto.output), ''))}"
-        values = {k: attribute(a, self.folder, f"attribute {shown(k)} of {title}") for k, a in attributes.items()}
+        values = {
+            k: attribute(a, self.folder, f"attribute {shown(k)} of {_title(proto)}") for k, a in attributes.items()
+        }
         call = Call(
             proto.op_type, domain, scope.opsets.get(domain, 1), proto.name, inputs, tuple(proto.output), values
         )
@@ -147,29 +150,21 @@ class Importer:
         if handler is not None:
             self._bind(proto.output, self._handled(handler, call), scope)
             return
-        body = self._standard_function(proto, call, attributes)
-        if body is None:
-            raise ModelError(_unknown(call))
-        self._inline(body, inputs, attributes, proto.output, scope)
+        body, every = self._standard_function(proto, call, attributes)
+        self._inline(body, inputs, every, proto.output, scope)
 
     def _handled(self, handler: Handler, call: Call) -> list[str]:
         """Run a handler; what it finds wrong is told with the node's name. Fresh results take the model's names."""
         b = self.builder
-        b.base = next((o for o in call.outputs if o), call.name or call.kind)
-        first, before = len(b.nodes), set(b.inputs)
-        count = len(b.values)
+        b.base, b.made, first = next((o for o in call.outputs if o), call.name or call.kind), set(), len(b.nodes)
         try:
             found = list(handler(b, call))
         except (ValueError, TypeError, IndexError, ArithmeticError) as error:  # ModelError is a ValueError
             raise ModelError(f"{call.title}: {error}") from error
-        fresh = set(list(b.values)[count:]) - before
-        for position, (ours, wanted) in enumerate(zip(found, call.outputs, strict=False)):
-            if wanted and ours in fresh and wanted not in b.values:
+        for ours, wanted in zip(list(found), call.outputs, strict=False):
+            if wanted and ours in b.made and wanted not in b.values:
                 b.rename(ours, wanted, first)
-                fresh.discard(ours)
                 found = [wanted if o == ours else o for o in found]
-            elif not wanted:
-                found[position] = ours
         return found
 
     def _bind(self, outputs: Sequence[str], found: Sequence[str], scope: Scope) -> None:
@@ -199,30 +194,109 @@ class Importer:
         versions = {**scope.opsets, **opsets(function.opset_import)} if function.opset_import else scope.opsets
         inner = Scope(versions, names, None, {**defaults, **attributes}, scope.depth + 1)
         absent = set(function.input) - set(names)
-        self.body([_without(n, absent) for n in function.node], inner, function.output)
+        self.body([_without(n, absent) for n in function.node], inner)
         for formal, wanted in zip(function.output, outputs, strict=False):
             if wanted:
                 scope.names[wanted] = self._found(formal, inner, f"an output of function {function.name}")
 
+    def _subgraph(self, graph: GraphProto, inputs: Sequence[str], scope: Scope) -> list[str]:
+        """The body of a control operator, once; it sees the names around it."""
+        names = {i.name: given for i, given in zip(graph.input, inputs, strict=True)}
+        inner = Scope(scope.opsets, names, scope, scope.bindings, scope.depth + 1)
+        self._initialisers(graph, inner)
+        self.body(graph.node, inner)
+        return [self._found(o.name, inner, f"an output of {shown(graph.name)}") for o in graph.output]
+
     def _branch(
-        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], condition: str, scope: Scope
+        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], inputs: Sequence[str], scope: Scope
     ) -> None:
-        title = f"If node {shown(proto.name or next(iter(proto.output), ''))}"
-        value = bool(np.all(self.builder.value(condition, f"the condition of {title}")))
-        branch = attributes["then_branch" if value else "else_branch"].g
-        inner = Scope(scope.opsets, {}, scope, scope.bindings, scope.depth + 1)
-        self._initialisers(branch, inner)
-        self.body(branch.node, inner, [o.name for o in branch.output])
-        self._bind(proto.output, [self._found(o.name, inner, f"an output of {title}") for o in branch.output], scope)
+        condition = self.builder.value(inputs[0], f"the condition of {_title(proto)}")
+        graph = _graph(attributes, "then_branch" if condition.all() else "else_branch", proto)
+        self._bind(proto.output, self._subgraph(graph, (), scope), scope)
+
+    def _loop(
+        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], inputs: Sequence[str], scope: Scope
+    ) -> None:
+        """Unrolled: the trip count and every condition must be known."""
+        b, body, title = self.builder, _graph(attributes, "body", proto), _title(proto)
+        trips = b.integers(inputs[0], f"the trip count of {title}")[0] if inputs[0] else UNROLLED + 1
+        going = not inputs[1] or bool(b.value(inputs[1], f"the condition of {title}").all())
+        carried = list(inputs[2:])
+        collected: list[list[str]] = [[] for _ in body.output[1 + len(carried) :]]
+        step = 0
+        while going and step < trips:
+            if step == UNROLLED:
+                raise ModelError(f"{title} runs more than {UNROLLED} times, too many to unroll")
+            b.base = f"{title}/{step}"
+            count, condition = b.constant(np.asarray(step, np.int64)), b.constant(np.asarray(True))
+            made = self._subgraph(body, (count, condition, *carried), scope)
+            going = bool(b.value(made[0], f"the condition of {title} after step {step}").all())
+            carried = made[1 : 1 + len(carried)]
+            for rows, row in zip(collected, made[1 + len(carried) :], strict=True):
+                rows.append(row)
+            step += 1
+        self._bind(proto.output, [*carried, *(self._stacked(rows, 0, title) for rows in collected)], scope)
+
+    def _scan(
+        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], inputs: Sequence[str], scope: Scope
+    ) -> None:
+        """Unrolled along the scanned dimension (opset 9 and later)."""
+        b, body, title = self.builder, _graph(attributes, "body", proto), _title(proto)
+        count = attributes["num_scan_inputs"].i
+        carried, scanned = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
+        results = len(body.output) - len(carried)
+
+        def listed(name: str, length: int) -> list[int]:
+            return list(attributes[name].ints) if name in attributes else [0] * length
+
+        axes = [a % b.rank(x) for a, x in zip(listed("scan_input_axes", count), scanned, strict=True)]
+        backward = listed("scan_input_directions", count)
+        steps = b.shape(scanned[0])[axes[0]]
+        if steps > UNROLLED:
+            raise ModelError(f"{title} runs {steps} times, too many to unroll")
+        collected: list[list[str]] = [[] for _ in range(results)]
+        for step in range(steps):
+            b.base = f"{title}/{step}"
+            rows = [
+                shapes.picked(b, x, axis, steps - 1 - step if back else step)
+                for x, axis, back in zip(scanned, axes, backward, strict=True)
+            ]
+            made = self._subgraph(body, (*carried, *rows), scope)
+            carried = made[: len(carried)]
+            for column, row in zip(collected, made[len(carried) :], strict=True):
+                column.append(row)
+        ends = zip(collected, listed("scan_output_axes", results), listed("scan_output_directions", results), strict=True)
+        stacks = [self._stacked(column[::-1] if back else column, axis, title) for column, axis, back in ends]
+        self._bind(proto.output, [*carried, *stacks], scope)
+
+    def _stacked(self, rows: Sequence[str], axis: int, title: str) -> str:
+        b = self.builder
+        if not rows:
+            raise ModelError(f"{title} runs not even once, so the shape of its output is not known")
+        shape = list(b.shape(rows[0]))
+        position = axis % (len(shape) + 1)
+        shape.insert(position, 1)
+        parts = [shapes.reshaped(b, row, shape) for row in rows]
+        return parts[0] if len(parts) == 1 else b.emit("concat", *parts, axis=position)
 
     def _standard_function(
         self, proto: NodeProto, call: Call, attributes: Mapping[str, AttributeProto]
-    ) -> FunctionProto | None:
-        """The definition that the standard gives of an operator in terms of others."""
+    ) -> tuple[FunctionProto, Mapping[str, AttributeProto]]:
+        """The definition that the standard gives of an operator in terms of others, and all its attributes."""
         try:
-            schema = onnx.defs.get_schema(call.kind, call.version, call.domain)
+            # The stubs of onnx 1.23 lack half of OpSchema.
+            schema: Any = onnx.defs.get_schema(call.kind, call.version, call.domain)
         except onnx.defs.SchemaError:
-            return None
+            raise ModelError(_unknown(call)) from None
+        defaults = {k: a.default_value for k, a in schema.attributes.items() if a.default_value.name}
+        body = self._body(schema, proto, call, attributes)
+        if body is None:
+            raise ModelError(_unknown(call))
+        return body, {**defaults, **attributes}
+
+    def _body(
+        self, schema: Any, proto: NodeProto, call: Call, attributes: Mapping[str, AttributeProto]
+    ) -> FunctionProto | None:
         if schema.has_function:
             usable = [v for v in schema.function_opset_versions if v <= call.version] or schema.function_opset_versions
             return _parsed_function(schema.get_function_with_opset_version(max(usable)))
@@ -249,6 +323,18 @@ class Importer:
 
 
 HANDLED_DOMAINS = ("",)
+
+CONTROL = {"If": Importer._branch, "Loop": Importer._loop, "Scan": Importer._scan}
+
+
+def _title(proto: NodeProto) -> str:
+    return f"{proto.op_type} node {shown(proto.name or next(filter(None, proto.output), ''))}"
+
+
+def _graph(attributes: Mapping[str, AttributeProto], name: str, proto: NodeProto) -> GraphProto:
+    if name not in attributes:
+        raise ModelError(f"{_title(proto)} has no {name}")
+    return attributes[name].g
 
 
 def _parsed_function(body: bytes | FunctionProto) -> FunctionProto:

@@ -75,7 +75,8 @@ class Builder:
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     node_names: set[str] = field(default_factory=set)
-    base: str = "n"
+    base: str = "n"  # names of what is emitted start with it
+    made: set[str] = field(default_factory=set)  # values emitted for the ONNX node at hand
 
     # --- questions
 
@@ -115,6 +116,7 @@ class Builder:
         if array.nbytes > KNOWN_BYTES and array.base is None:
             raise ModelError(f"a constant of shape {array.shape} is larger than {KNOWN_BYTES} bytes")
         name = self.fresh(name or f"{self.base}/constant")
+        self.made.add(name)
         self.values[name] = Value(name, array.shape, str(array.dtype))
         self.known[name] = array
         return name
@@ -129,9 +131,9 @@ class Builder:
     def scalar(self, value: float, dtype: str) -> str:
         return self.constant(np.asarray(value, dtype))
 
-    def emit(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Attribute) -> str:
+    def emit(self, operator: str, *inputs: str, **attributes: Attribute) -> str:
         """One node with one output that is wanted; see `emit_all`."""
-        return self.emit_all(operator, inputs, outputs, attributes)[0]
+        return self.emit_all(operator, inputs, 1, attributes)[0]
 
     def emit_all(
         self, operator: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Attribute]
@@ -145,6 +147,7 @@ class Builder:
         for shape, dtype in made:
             names.append(self.fresh(f"{self.base}/{operator}"))
             self.values[names[-1]] = Value(names[-1], shape, dtype)
+        self.made.update(names)
         node = Node(self._node_name(operator), operator, tuple(given), tuple(names), dict(attributes))
         if self._folds(node):
             self.known.update(run_node(self.values, node, self.known))
@@ -164,6 +167,7 @@ class Builder:
 
     def rename(self, old: str, new: str, since: int) -> None:
         """Give a fresh value the name that the model has for it. Only nodes from `since` on can mention it."""
+        self.made.discard(old)
         self.values[new] = replace(self.values.pop(old), name=new)
         if old in self.known:
             self.known[new] = self.known.pop(old)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ir.frontends.onnx.builder import Builder, Call
 from ir.frontends.onnx.layers import conv_attributes
 from ir.frontends.onnx.reader import dtype_name
 from ir.frontends.onnx.shapes import Handler, converted, reshaped
+from ir.graph import Attribute
 
 
 def _quantize(b: Builder, n: Call) -> Sequence[str]:
     to = n.integer("output_dtype", 0)
     dtype = dtype_name(to, n.title) if to else "uint8"
-    attributes = {"axis": n.integer("axis", 1), "block_size": n.integer("block_size", 0), "to": dtype}
+    attributes: dict[str, Attribute] = {
+        "axis": n.integer("axis", 1), "block_size": n.integer("block_size", 0), "to": dtype,
+    }  # fmt: skip
     return [b.emit("quantize", *n.inputs, **attributes)]
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
 
 from ir.graph import ModelError
 
 Source = str | Path | bytes | ModelProto
 
-DTYPES = {
+DTYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64", TensorProto.FLOAT16: "float16",
     TensorProto.INT8: "int8", TensorProto.INT16: "int16", TensorProto.INT32: "int32", TensorProto.INT64: "int64",
     TensorProto.UINT8: "uint8", TensorProto.UINT16: "uint16", TensorProto.UINT32: "uint32",

@@ -244,4 +244,4 @@ def _joined(b: Builder, parts: list[str], axis: int) -> str:
     return parts[0] if len(parts) == 1 else b.emit("concat", *parts, axis=axis)
 
 
-HANDLERS: Mapping[str, Handler] = {kind: _recurrent for kind in KINDS}
+HANDLERS: Mapping[str, Handler] = dict.fromkeys(KINDS, _recurrent)

@@ -35,6 +35,12 @@ def sliced(b: Builder, x: str, axis: int, start: int, size: int) -> str:
     return b.emit("slice", x, starts=starts, steps=(1,) * len(shape), sizes=sizes)
 
 
+def picked(b: Builder, x: str, axis: int, position: int) -> str:
+    """x[position] along one axis, which disappears."""
+    shape = b.shape(x)
+    return reshaped(b, sliced(b, x, axis, position, 1), shape[:axis] + shape[axis + 1 :])
+
+
 def axes_of(b: Builder, n: Call, position: int = 1, name: str = "axes") -> tuple[int, ...] | None:
     """Axes as an input (newer opsets) or as an attribute; None if neither is there."""
     if n.has(position):
