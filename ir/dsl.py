@@ -148,9 +148,7 @@ class Reduction:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _alone
 
 
-def placeholder(
-    shape: Sequence[int], name: str = "x", dtype: str = "float32", constant: bool = False
-) -> Placeholder:
+def placeholder(shape: Sequence[int], name: str = "x", dtype: str = "float32", constant: bool = False) -> Placeholder:
     """A tensor from outside, `constant` if its values are known before run time (a weight)."""
     _check_dtype(dtype)
     return Placeholder(name, _checked_shape(shape, name), dtype, constant)
@@ -426,4 +424,3 @@ def _check_types(body: Expr, name: str) -> None:
             raise TypeError(f"{name}: {e.name} of {found[0]}, not of bool")
         if e.name == "select" and dtype_of(e.args[0]) != "bool":
             raise TypeError(f"{name}: the condition of a select is {dtype_of(e.args[0])}, not bool")
-

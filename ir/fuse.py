@@ -23,6 +23,7 @@ from ir.graph import Graph, Node
 from ir.key import canonical, dag_text, text_key
 from ir.operators import OPERATORS, elementwise
 from ir.passes.axes import plain_axes
+from ir.passes.rewrite import is_channels_last
 from ir.workload import Workload
 
 VIEWS = frozenset({"reshape"})  # the same elements in the same order: no work
@@ -377,12 +378,11 @@ def _no_weight(graph: Graph, node: Node) -> str:
 def _window_name(graph: Graph, node: Node) -> str:
     """k3x3x64 (kernel, output channels), s2 and g4 where they are not 1."""
     w = graph.values[node.inputs[1]].shape
-    last = str(node.attributes.get("layout", "NC")).endswith("C") and "layout" in node.attributes
-    kernel, outs = (w[:-2], w[-1]) if last else (w[2:], w[0])
-    strides = node.attributes.get("strides", ())
-    groups = node.attributes.get("groups", 1)
-    stride = f"_s{max(strides)}" if isinstance(strides, tuple) and strides and max(strides) != 1 else ""  # type: ignore[type-var]
-    return f"k{_by_x((*kernel, outs))}{stride}" + (f"_g{groups}" if groups != 1 else "")
+    kernel, outs = (w[:-2], w[-1]) if is_channels_last(node) else (w[2:], w[0])
+    strides, groups = node.attributes.get("strides", ()), node.attributes.get("groups", 1)
+    largest = max((int(s) for s in strides), default=1) if isinstance(strides, tuple) else 1
+    suffix = (f"s{largest}" if largest > 1 else "", f"g{groups}" if groups != 1 else "")
+    return "_".join([f"k{_by_x((*kernel, outs))}", *filter(None, suffix)])
 
 
 def _columns_name(graph: Graph, node: Node) -> str:

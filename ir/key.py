@@ -295,9 +295,8 @@ class Parser:
         self.expect("[")
         space = self.axis_list("]")
         self.expect("=")
-        over, reduce = (SUM, ())
-        if self.peek(1).text == "over" and self.peek(2).text == "(":
-            over, reduce = self.reduction()
+        reduces = self.peek(1).text == "over" and self.peek(2).text == "("
+        over, reduce = self.reduction() if reduces else (SUM, ())
         body = self.expr()
         self.done()
         self.known.dtypes[name] = dtype

@@ -163,7 +163,7 @@ def plan_of(sketch: Sketch) -> Plan:
         dag=dag,
         stages=stages,
         anchor=max(stages, key=lambda n: stages[n].flops),
-        attached=tuple(s for s in sketch.steps if isinstance(s, ComputeAt) and s.stage in dag.tensors),
+        attached=tuple(s for s in sketch.steps if isinstance(s, ComputeAt) and {s.stage, s.consumer} <= stages.keys()),
         packs=tuple(_packs(sketch, dag, constant)),
         flops=sketch.dag.flops,
         bytes=sketch.dag.bytes,

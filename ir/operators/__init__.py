@@ -6,12 +6,34 @@ from collections.abc import Mapping, Sequence
 
 from ir.dsl import placeholder
 from ir.graph import Attribute, Value
-from ir.operators import convolution, elementwise, movement, phases, reduction
+from ir.operators import (
+    convolution,
+    elementwise,
+    indexing,
+    movement,
+    normalisation,
+    phases,
+    pooling,
+    product,
+    reduction,
+    resizing,
+)
 from ir.operators.operator import Operator
 
 OPERATORS: Mapping[str, Operator] = {
     operator.name: operator
-    for table in (elementwise, reduction, convolution, phases, movement)
+    for table in (
+        elementwise,
+        reduction,
+        normalisation,
+        product,
+        convolution,
+        phases,
+        pooling,
+        movement,
+        indexing,
+        resizing,
+    )
     for operator in table.OPERATORS
 }
 

@@ -1,32 +1,25 @@
-"""Operators that move elements: shapes, slices, padding, gathers, scatters, resizing."""
+"""Operators that move elements: shapes, slices, padding, blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from math import prod
 
-from ir import dsl
 from ir.compute import identity
-from ir.dsl import Handle, Reduction, any_of, call, cast, compute, maximum, minimum, reduce_axis, select
-from ir.expr import Axis, Const, Expr, Op, all_of, dtype_of, eq, le, lt
+from ir.dsl import Handle, call, compute, minimum, select
+from ir.expr import Const, Expr, Op, all_of, le, lt
 from ir.operators.operator import (
     Attributes,
-    Index,
-    IndexBound,
     Inputs,
     Operator,
-    Shapes,
-    accumulator,
     at,
     broadcast,
     clamped,
-    flag,
     integer,
     ints,
     is_float,
     maybe,
-    narrowed,
     need,
     normal_axis,
     real,
@@ -34,8 +27,6 @@ from ir.operators.operator import (
     scaled,
     shifted,
     text,
-    wide,
-    wrapped,
 )
 
 
@@ -63,7 +54,7 @@ def _reshape(inputs: Inputs, attributes: Attributes) -> list[Handle]:
         index: dict[int, Expr | int] = {d: 0 for d, n in enumerate(x.shape) if n == 1}
         for ours, theirs in groups:
             flat = _flat([i[d] for d in theirs], [shape[d] for d in theirs])
-            index |= zip(ours, _unflat(flat, [x.shape[d] for d in ours]), strict=True)
+            index |= zip(ours, unflat(flat, [x.shape[d] for d in ours]), strict=True)
         return x[tuple(index[d] for d in range(len(x.shape)))]
 
     return [compute(shape, element, "reshape")]
@@ -96,7 +87,7 @@ def _flat(index: Sequence[Expr], extents: Sequence[int]) -> Expr:
     return out
 
 
-def _unflat(flat: Expr, extents: Sequence[int]) -> list[Expr]:
+def unflat(flat: Expr, extents: Sequence[int]) -> list[Expr]:
     out = []
     for d, n in enumerate(extents):
         after = prod(extents[d + 1 :])
@@ -291,275 +282,14 @@ def _image(x: Handle, attributes: Attributes) -> tuple[int, int, int]:
     return layout.index("C"), layout.index("H"), layout.index("W")
 
 
-# --- run-time indices -------------------------------------------------------------------------------------------
-
-
-def _axis_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
-    data = shapes[0] or ()
-    extent = data[normal_axis(integer(attributes, "axis", 0), len(data))]
-    return [IndexBound(1, -extent, extent - 1)]
-
-
-def _nd_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
-    data, indices, batch = shapes[0] or (), shapes[1] or (), integer(attributes, "batch_dims", 0)
-    extents = data[batch : batch + indices[-1]]
-    return [IndexBound(1, -n, n - 1, component) for component, n in enumerate(extents)]
-
-
-def _gather(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """x[.., indices[..], ..]: the dimension `axis` is replaced by those of the indices."""
-    x, indices = need(inputs, 0), need(inputs, 1)
-    axis, count = normal_axis(integer(attributes, "axis", 0), len(x.shape)), len(indices.shape)
-    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-
-    def element(*i: Expr) -> Expr:
-        where = wrapped(indices[i[axis : axis + count]], x.shape[axis])
-        return x[(*i[:axis], where, *i[axis + count :])]
-
-    return [compute(shape, element, "gather")]
-
-
-def _gather_elements(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """out[i, j] = x[indices[i, j], j] for axis 0."""
-    x, indices = need(inputs, 0), need(inputs, 1)
-    axis = normal_axis(integer(attributes, "axis", 0), len(x.shape))
-    return [
-        compute(
-            indices.shape, lambda *i: x[replaced(i, axis, wrapped(indices[i], x.shape[axis]))], "gather_elements"
-        )
-    ]
-
-
-def _gather_nd(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """The last dimension of the indices is an index into x, after `batch_dims` shared leading dimensions."""
-    x, indices, batch = need(inputs, 0), need(inputs, 1), integer(attributes, "batch_dims", 0)
-    depth, lead = indices.shape[-1], len(indices.shape) - 1
-    if batch + depth > len(x.shape):
-        raise ValueError(f"gather_nd of {x.shape} with indices of {depth} dimensions after {batch} batch dimensions")
-    shape = (*indices.shape[:-1], *x.shape[batch + depth :])
-
-    def element(*i: Expr) -> Expr:
-        own = [wrapped(indices[(*i[:lead], d)], x.shape[batch + d]) for d in range(depth)]
-        return x[(*i[:batch], *own, *i[lead:])]
-
-    return [compute(shape, element, "gather_nd")]
-
-
-_SCATTERS = {
-    "add": (dsl.sum,  "add", 0.0),
-    "mul": (dsl.prod, "mul", 1.0),
-    "max": (dsl.max,  "max", -inf),
-    "min": (dsl.min,  "min", inf),
-}  # fmt: skip
-
-
-def _scattered(
-    x: Handle,
-    hit: Callable[[Index], Expr],
-    update: Callable[[Index, Expr], Expr],
-    k: Axis,
-    reduction: str,
-    name: str,
-) -> list[Handle]:
-    """x[i], joined with update(i, k) for every k that hits i.
-
-    Every output element looks for its updates: parallel and without races, at the price of a search. Without a
-    reduction the last update counts (ONNX leaves it open).
-    """
-    if reduction == "none":
-        last = compute(x.shape, lambda *i: dsl.max(select(hit(i), k, -1), k), f"{name}_last")
-        return [compute(x.shape, lambda *i: select(le(0, last[i]), update(i, last[i]), x[i]), name)]
-    combine, operation, neutral = _SCATTERS[reduction]
-    start = identity(neutral, accumulator(x.dtype))
-
-    def term(*i: Expr) -> Reduction:
-        return combine(Op("select", (hit(i), wide(update(i, k)), start)), k)
-
-    joined = compute(x.shape, term, f"{name}_{reduction}")
-    return [compute(x.shape, lambda *i: cast(call(operation, wide(x[i]), joined[i]), x.dtype), name)]
-
-
-def _scatter_elements(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """x with updates[i, j] put at [indices[i, j], j] (axis 0), or combined with what is there."""
-    x, indices, updates = need(inputs, 0), need(inputs, 1), need(inputs, 2)
-    axis = normal_axis(integer(attributes, "axis", 0), len(x.shape))
-    k = reduce_axis(indices.shape[axis], "k")
-    smaller = [d for d, n in enumerate(indices.shape) if d != axis and n < x.shape[d]]
-
-    def place(i: Index, p: Expr) -> tuple[Expr, ...]:
-        """Updates may be smaller than x in the other dimensions; no read may leave them."""
-        inner = [minimum(j, indices.shape[d] - 1) if d in smaller else j for d, j in enumerate(i)]
-        return tuple(p if d == axis else j for d, j in enumerate(inner))
-
-    def hit(i: Index) -> Expr:
-        covered = [lt(i[d], indices.shape[d]) for d in smaller]
-        return all_of(*covered, eq(wrapped(indices[place(i, k)], x.shape[axis]), i[axis]))
-
-    reduction = text(attributes, "reduction", "none")
-    return _scattered(x, hit, lambda i, p: updates[place(i, p)], k, reduction, "scatter_elements")
-
-
-def _scatter_nd(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """x with slices updates[b] put at x[indices[b]], or combined with what is there."""
-    x, indices, updates = need(inputs, 0), need(inputs, 1), need(inputs, 2)
-    depth, lead = indices.shape[-1], indices.shape[:-1]
-    k = reduce_axis(prod(lead), "k")
-
-    def row(p: Expr) -> list[Expr]:
-        return _unflat(p, lead) if lead else []
-
-    def hit(i: Index) -> Expr:
-        return all_of(*(eq(wrapped(indices[(*row(k), d)], x.shape[d]), i[d]) for d in range(depth)))
-
-    reduction = text(attributes, "reduction", "none")
-    return _scattered(x, hit, lambda i, p: updates[(*row(p), *i[depth:])], k, reduction, "scatter_nd")
-
-
-def _scatter_bounds(shapes: Shapes, attributes: Attributes) -> list[IndexBound]:
-    return _nd_bounds(shapes, {"batch_dims": 0})
-
-
-def _one_hot(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """values[1] where the new dimension `axis` equals the index, else values[0]; negative indices wrap."""
-    indices, values, depth = need(inputs, 0), need(inputs, 1), integer(attributes, "depth")
-    axis = normal_axis(integer(attributes, "axis", -1), len(indices.shape) + 1)
-    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-
-    def element(*i: Expr) -> Expr:
-        found = cast(indices[(*i[:axis], *i[axis + 1 :])], "int64")
-        hot = eq(select(lt(found, 0), found + depth, found), i[axis])
-        return select(hot, values[1], values[0])
-
-    return [compute(shape, element, "one_hot")]
-
-
-def _top_k(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """(values, indices) of the `k` largest (or smallest) along `axis`, in order; the lower index first among equals.
-
-    By rank: an element stands at the position that counts how many come before it. n^2 comparisons, no sorting.
-    """
-    x, count, largest = need(inputs, 0), integer(attributes, "k"), flag(attributes, "largest", True)
-    axis = normal_axis(integer(attributes, "axis", -1), len(x.shape))
-    extent = x.shape[axis]
-    if not 0 <= count <= extent:
-        raise ValueError(f"the {count} largest of {extent}")
-    j, m = reduce_axis(extent, "j"), reduce_axis(extent, "m")
-
-    def rank(*i: Expr) -> Reduction:
-        mine, other = x[i], x[replaced(i, axis, j)]
-        ahead = lt(mine, other) if largest else lt(other, mine)
-        return dsl.sum(cast(any_of(ahead, all_of(eq(mine, other), lt(j, i[axis]))), "int64"), j)
-
-    ranks = compute(x.shape, rank, "top_k_rank")
-    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-
-    def index(*i: Expr) -> Reduction:
-        return dsl.max(select(eq(ranks[replaced(i, axis, m)], i[axis]), m, 0), m)
-
-    indices = compute(shape, index, "top_k_index")
-    return [compute(shape, lambda *i: x[replaced(i, axis, indices[i])], "top_k"), indices]
-
-
-# --- resizing ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Output i of one dimension stands at (i * numerator + offset) / denominator of the input, in exact integers."""
-
-    extent: int
-    size: int
-    numerator: int
-    offset: int
-    denominator: int
-
-    @property
-    def plain(self) -> bool:
-        return self.extent == self.size and self.numerator == self.denominator and self.offset == 0
-
-    def position(self, i: Expr) -> Expr:
-        """The numerator, clamped to the input where any output needs it."""
-        top = self.denominator * (self.extent - 1)
-        at = shifted(scaled(i, self.numerator), self.offset)
-        at = minimum(at, top) if (self.size - 1) * self.numerator + self.offset > top else at
-        return maximum(at, 0) if self.offset < 0 else at
-
-    def nearest(self, i: Expr, rounding: str) -> Expr:
-        """Rounding commutes with the clamp, because it is monotone and keeps integers."""
-        c = self.denominator
-        factor, bias, divisor = {
-            "floor":              (1, 0, c),
-            "ceil":               (1, c - 1, c),
-            "round_prefer_ceil":  (2, c, 2 * c),
-            "round_prefer_floor": (2, c - 1, 2 * c),
-        }[rounding]  # fmt: skip
-        numerator = shifted(scaled(self.position(i), factor), bias)
-        return numerator if divisor == 1 else numerator // divisor
-
-
-def _scales(x: Handle, attributes: Attributes) -> list[Scale]:
-    rank = len(x.shape)
-    columns = [ints(attributes, n) for n in ("sizes", "numerator", "offset", "denominator")]
-    if any(len(c) != rank for c in columns) or any(n < 1 or d < 1 for n, d in zip(columns[1], columns[3], strict=True)):
-        raise ValueError(f"resize of {x.shape}: sizes, numerator, offset, denominator need {rank} entries each")
-    return [Scale(*row) for row in zip(x.shape, *columns, strict=True)]
-
-
-def _resize(inputs: Inputs, attributes: Attributes) -> list[Handle]:
-    """Nearest neighbour, or linear interpolation one dimension after the other. Positions are rational: see `Scale`.
-
-    mode "nearest": `rounding` floor, ceil, round_prefer_floor, round_prefer_ceil. mode "linear".
-    """
-    x, scales = need(inputs, 0), _scales(need(inputs, 0), attributes)
-    if text(attributes, "mode", "nearest") == "nearest":
-        rounding = text(attributes, "rounding", "round_prefer_floor")
-        sizes = [s.size for s in scales]
-        return [
-            compute(
-                sizes,
-                lambda *i: x[tuple(j if s.plain else s.nearest(j, rounding) for s, j in zip(scales, i, strict=True))],
-                "resize",
-            )
-        ]
-    out: Handle = x
-    for d, scale in enumerate(scales):
-        out = out if scale.plain else _resized_linearly(out, d, scale)
-    same = out is x
-    return [compute(x.shape, lambda *i: x[i], "resize") if same else narrowed(out, x.dtype, "resize_cast")]
-
-
-def _resized_linearly(x: Handle, d: int, scale: Scale) -> Handle:
-    """x[low] + (x[high] - x[low]) * fraction would lose x[low] next to infinities: two weights instead."""
-
-    def element(*i: Expr) -> Expr:
-        position = scale.position(i[d])
-        low = position if scale.denominator == 1 else position // scale.denominator
-        high = minimum(low + 1, scale.extent - 1)
-        a, b = wide(x[replaced(i, d, low)]), wide(x[replaced(i, d, high)])
-        if scale.denominator == 1:
-            return a
-        share = cast(position % scale.denominator, dtype_of(a)) / float(scale.denominator)
-        return a * (1 - share) + b * share
-
-    return compute((*x.shape[:d], scale.size, *x.shape[d + 1 :]), element, "resize")
-
-
 OPERATORS = (
-    Operator("transpose",        _transpose),
-    Operator("reshape",          _reshape),
-    Operator("expand",           _expand),
-    Operator("concat",           _concat),
-    Operator("slice",            _slice),
-    Operator("pad",              _pad),
-    Operator("tile",             _tile),
-    Operator("depth_to_space",   _depth_to_space),
-    Operator("space_to_depth",   _space_to_depth),
-    Operator("gather",           _gather, _axis_bounds),
-    Operator("gather_elements",  _gather_elements, _axis_bounds),
-    Operator("gather_nd",        _gather_nd, _nd_bounds),
-    Operator("scatter_elements", _scatter_elements, _axis_bounds),
-    Operator("scatter_nd",       _scatter_nd, _scatter_bounds),
-    Operator("one_hot",          _one_hot),
-    Operator("top_k",            _top_k),
-    Operator("resize",           _resize),
+    Operator("transpose",      _transpose),
+    Operator("reshape",        _reshape),
+    Operator("expand",         _expand),
+    Operator("concat",         _concat),
+    Operator("slice",          _slice),
+    Operator("pad",            _pad),
+    Operator("tile",           _tile),
+    Operator("depth_to_space", _depth_to_space),
+    Operator("space_to_depth", _space_to_depth),
 )  # fmt: skip

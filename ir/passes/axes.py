@@ -75,9 +75,7 @@ class Classes:
 
 
 def classes_of(dag: Dag) -> Classes:
-    parent: dict[Dim, Dim] = {
-        (t.name, d): (t.name, d) for t in dag.tensors.values() for d in range(len(t.shape))
-    }
+    parent: dict[Dim, Dim] = {(t.name, d): (t.name, d) for t in dag.tensors.values() for d in range(len(t.shape))}
     axis_dim: dict[tuple[str, Axis], Dim] = {}
 
     def root(dim: Dim) -> Dim:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Graph, Node
-from ir.passes.rewrite import Rewrite
+from ir.passes.rewrite import Rewrite, is_channels_last
 
 Array = np.ndarray
 
@@ -93,25 +93,21 @@ def _spell_out(new: Rewrite, norm: Node, affine: Affine) -> None:
 # --- where the output channels of a weight are ----------------------------------------------------------------------
 
 
-def _last(node: Node) -> bool:
-    return str(node.attributes.get("layout", "NC")).endswith("C") and len(str(node.attributes.get("layout", "NC"))) > 2
-
-
 def _channel(node: Node, rank: int) -> int:
-    return rank - 1 if _last(node) else 1
+    return rank - 1 if is_channels_last(node) else 1
 
 
 def _conv_scale(node: Node, w: Array, scale: Array) -> Array:
-    return scale if _last(node) else scale.reshape(-1, *(1,) * (w.ndim - 1))
+    return scale if is_channels_last(node) else scale.reshape(-1, *(1,) * (w.ndim - 1))
 
 
 def _transposed_scale(node: Node, w: Array, scale: Array) -> Array:
     """Weights are I, O / groups, space (or space, O / groups, I): input channel i belongs to group i // (I / groups)."""
     groups = node.attributes.get("groups", 1)
     assert isinstance(groups, int)
-    ins = w.shape[-1] if _last(node) else w.shape[0]
+    ins = w.shape[-1] if is_channels_last(node) else w.shape[0]
     by_input = np.repeat(scale.reshape(groups, -1), ins // groups, axis=0)
-    return by_input.T if _last(node) else by_input.reshape(*by_input.shape, *(1,) * (w.ndim - 2))
+    return by_input.T if is_channels_last(node) else by_input.reshape(*by_input.shape, *(1,) * (w.ndim - 2))
 
 
 def _gemm_scale(node: Node, w: Array, scale: Array) -> Array:

@@ -9,8 +9,7 @@ from math import prod
 import numpy as np
 
 from ir.graph import Graph, Node
-from ir.passes.rewrite import Rewrite
-
+from ir.passes.rewrite import Rewrite, is_channels_last
 
 NARROW = 8  # fewer channels than this leave most lanes of a vector empty (8 floats: AVX2)
 
@@ -35,10 +34,10 @@ def split_phases(graph: Graph) -> Graph:
 
 
 def _splits(graph: Graph, node: Node) -> bool:
-    layout, dilations = str(node.attributes.get("layout", "")), node.attributes.get("dilations", ())
+    dilations = node.attributes.get("dilations", ())
     assert isinstance(dilations, tuple)
     known = all(i in graph.constants for i in node.inputs[1:] if i)
-    return layout.endswith("C") and known and set(dilations) <= {1}
+    return is_channels_last(node) and known and set(dilations) <= {1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +112,9 @@ def _split_narrow(new: Rewrite, node: Node, dims: list[Phases]) -> None:
     strides = tuple(d.stride for d in dims)
     w = np.moveaxis(w, range(rank), range(rank + 1, 2 * rank + 1)).reshape(*(d.taps for d in dims), w.shape[-2], -1)
     bias = [np.tile(new.constants[b], prod(strides)) for b in node.inputs[2:] if b]
-    given = (node.inputs[0], new.constant(np.ascontiguousarray(w), f"{node.inputs[1]}.phases"))
-    given += tuple(new.constant(b, f"{node.inputs[2]}.phases") for b in bias)
-    pads = tuple([d.begin for d in dims] + [d.end for d in dims])
-    layout = str(node.attributes["layout"])
-    cells = new.add("conv", given, {"pads": pads, "layout": layout}, f"{node.name}.phases")
+    constants = (new.constant(np.ascontiguousarray(c), f"{node.name}.phases") for c in (w, *bias))
+    attributes = {"pads": (*(d.begin for d in dims), *(d.end for d in dims)), "layout": node.attributes["layout"]}
+    cells = new.add("conv", (node.inputs[0], *constants), attributes, f"{node.name}.phases")
     batch, rows = new.values[cells].shape[0], tuple(d.rows for d in dims)
     apart = new.add("reshape", (cells,), {"shape": (batch, *rows, *strides, outs)}, f"{node.name}.apart")
     perm = (0, *(d for i in range(rank) for d in (1 + i, 1 + rank + i)), 2 * rank + 1)

@@ -56,3 +56,8 @@ class Rewrite:
 def renamed(node: Node, new: Mapping[str, str]) -> Node:
     """The node reading other values."""
     return replace(node, inputs=tuple(new.get(i, i) for i in node.inputs))
+
+
+def is_channels_last(node: Node) -> bool:
+    """Whether a convolution or pool says so; without a layout channels come first."""
+    return str(node.attributes.get("layout", "")).endswith("C")

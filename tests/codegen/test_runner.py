@@ -30,7 +30,7 @@ from ir.timing import Failure, Timing
 TARGET = Target(features=("avx2", "fma"), vector_bytes=32, vector_registers=16)
 PRELUDE = "#include <stddef.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
 N = 1000
-HASTY = Settings(limit_ceiling=0.5, limit_floor=0.3, memory_bytes=1 << 30)
+HASTY = Settings(limit_ceiling=0.5, limit_floor=0.3, memory_bytes=384 << 20)
 
 # y[i] = x[i] * 2 + 1
 GOOD = "const float *x = a[0]; float *y = a[1]; for (int i = 0; i < 1000; i++) y[i] = x[i] * 2 + 1;"
@@ -48,7 +48,7 @@ FAULTS = {
     "exits":                (GOOD + "_exit(0);", "crash", "status 0"),
     "hangs":                ("for (volatile int i = 0;;) i = 0;", "timeout", r"killed after 0\.[35] s"),
     "sleeps":               ("pause();", "timeout", r"killed after 0\.[35] s"),
-    "allocates for ever":   ("for (;;) memset(malloc(1 << 24), 1, 1 << 24);", "memory", "of the 1024 MiB"),
+    "allocates for ever":   ("for (;;) memset(malloc(1 << 24), 1, 1 << 24);", "memory", "of the 384 MiB"),
 }  # fmt: skip
 
 

@@ -175,9 +175,7 @@ def _global_lp_pool(b: Builder, n: Call) -> Sequence[str]:
 
 def _same_pads(sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int], lower: bool) -> tuple[int, ...]:
     """Output extent ceil(size / stride); the odd cell at the end (UPPER) or at the start (LOWER)."""
-    totals = [
-        max((-(-n // s) - 1) * s + r - n, 0) for n, r, s in zip(sizes, reach, strides, strict=True)
-    ]
+    totals = [max((-(-n // s) - 1) * s + r - n, 0) for n, r, s in zip(sizes, reach, strides, strict=True)]
     begins = [t - t // 2 if lower else t // 2 for t in totals]
     return (*begins, *(t - g for t, g in zip(totals, begins, strict=True)))
 

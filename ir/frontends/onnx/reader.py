@@ -137,7 +137,9 @@ def _inside(folder: Path, location: str, what: str) -> Path:
     for part in parts:
         path = path / part
         if path.is_symlink():
-            raise ModelError(f"{what}: its external data {shown(location)} is a symbolic link; put the file itself there")
+            raise ModelError(
+                f"{what}: its external data {shown(location)} is a symbolic link; put the file itself there"
+            )
     if not path.is_file():
         raise ModelError(f"{what}: the external data file {shown(location)} is missing; it belongs beside the model")
     return path
@@ -194,7 +196,9 @@ def bound_shapes(
     names = {i.name for i in inputs}
     for name in shapes:
         if name not in names:
-            raise ModelError(f"shapes names {shown(name)}, which is no input; inputs are {', '.join(map(shown, names))}")
+            raise ModelError(
+                f"shapes names {shown(name)}, which is no input; inputs are {', '.join(map(shown, names))}"
+            )
     known = dict(dims)
     for proto in inputs:
         if proto.name in shapes:

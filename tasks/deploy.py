@@ -1,0 +1,87 @@
+"""The best known program of every workload, as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen.bundle.network import Call, Choice, Network, Origin
+from codegen.module import Module, compile_network
+from codegen.toolchain import Compiler
+from ir.schedule import Program
+from ir.target import Target
+from ir.workload import Workload
+from search.evolve import Space, sample_valid
+from search.heuristic import heuristic
+from tasks.build import kernel_of
+from tasks.model import Model
+from tasks.space import space_of
+
+Best = Mapping[str, Mapping[str, Any]]  # workload key -> row of the question `best_program`
+
+GUESSES = 512  # random valid programs a sketch among which the default is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The program chosen for a workload, and why."""
+
+    program: Program
+    key: str
+    origin: Origin
+    detail: str
+
+
+def pick(workload: Workload, target: Target, best: Best) -> Pick:
+    """The recorded best, if its sketch still exists; else the heuristic's favourite."""
+    space = space_of(workload, target)
+    row = best.get(workload.key)
+    if row is not None and row["sketch"] in space.keys:
+        sketch = space.sketches[space.keys.index(row["sketch"])]
+        return Pick(Program(sketch, tuple(row["choices"])), row["program"], "tuned", f"{row['seconds'] * 1e6:.1f} us")
+    return Pick(guess(space), f"default-{workload.key}", "default", "never measured here")
+
+
+def guess(space: Space, seed: int = 0) -> Program:
+    """What to use when nothing was measured: the heuristic's favourite among random valid programs."""
+    rng = np.random.default_rng(seed)
+    found: list[tuple[float, Program]] = []
+    for sketch in space.sketches:
+        population = sample_valid(space, sketch, GUESSES, rng).population
+        if len(population):
+            scores = heuristic(space.features(population, space.target))
+            row = int(np.argmax(scores))
+            found.append((float(scores[row]), population.program(row)))
+    if not found:
+        return Program(space.sketches[0], (0,) * len(space.sketches[0].holes))
+    return max(found, key=lambda f: f[0])[1]
+
+
+def network_of(model: Model, picks: Mapping[str, Pick]) -> Network:
+    """Kernels joined as the partition says; a kernel that several calls share is made once."""
+    p = model.partition
+    kernels = {w.key: kernel_of(picks[w.key].program, picks[w.key].key) for w in p.workloads}
+    calls = []
+    for c in p.calls:
+        dag = c.workload.dag
+        inside = [i.name for i in dag.inputs], list(dag.outputs)
+        values = dict(zip((*inside[0], *inside[1]), (*c.inputs, *c.outputs), strict=True))
+        calls.append(Call.of(kernels[c.workload.key], values, c.workload.key, c.workload.name))
+    graph = p.graph
+    return Network(
+        tuple(graph.values[n] for n in graph.inputs), tuple(graph.values[n] for n in graph.outputs), tuple(calls),
+        graph.constants, p.aliases, tuple(_choices(model, picks)),
+    )  # fmt: skip
+
+
+def _choices(model: Model, picks: Mapping[str, Pick]) -> list[Choice]:
+    return [Choice(w.key, w.name, picks[w.key].origin, w.weight, picks[w.key].detail) for w in model.workloads]
+
+
+def assemble(model: Model, target: Target, compiler: Compiler, best: Best) -> Module:
+    """One library for the whole network. Untuned workloads run the heuristic's guess, and `module.report` says so."""
+    picks = {w.key: pick(w, target, best) for w in model.workloads}
+    return compile_network(network_of(model, picks), compiler, target)
