@@ -25,7 +25,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -112,7 +112,8 @@ class Module:
     # ------------------------------------------------------------------------------------------ running
 
     def __call__(self, *arrays: Any, **named: Any) -> Array | tuple[Array, ...]:
-        """Raises ValueError when an input is missing, unknown, or has another shape or dtype."""
+        """Raises ValueError when an input is missing, unknown, or has another shape or dtype, IndexError when it holds
+        an index that is out of range."""
         given = self._take(arrays, named)
         results = self._results()
         with self._arena() as arena:
@@ -124,7 +125,7 @@ class Module:
         if repeat < 1:
             raise ValueError(f"repeat must be at least 1, not {repeat}")
         given, results = self._given(inputs), self._results()
-        samples = np.zeros((repeat + 1, max(1, len(self.manifest.steps))))
+        samples: Array = np.zeros((repeat + 1, max(1, len(self.manifest.steps))))
         with self._arena() as arena:
             for row in samples:
                 self._call(self._profile, given, results, arena, row.ctypes.data)
@@ -148,9 +149,11 @@ class Module:
                     self._run(*arguments)
                 return time.perf_counter() - begin
 
+            self._call(self._run, given, results, arena)
             once = median(sample(1) for _ in range(3))
             repeats = max(1, ceil(SAMPLE_SECONDS / max(once, 1e-7)))
-            samples, end = [], time.perf_counter() + seconds
+            samples: list[float] = []
+            end = time.perf_counter() + seconds
             while len(samples) < 3 or time.perf_counter() < end:
                 samples.append(sample(repeats) / repeats)
         return samples
@@ -161,7 +164,13 @@ class Module:
         """The arrays stay referenced here while the library reads and writes them without the interpreter's lock."""
         code = entry(_addresses(given), _addresses(results), arena.ctypes.data, self._constants, *more)
         if code:
-            raise RuntimeError(f"the compiled network returned {code}")
+            self._explain(code)
+
+    def _explain(self, code: int) -> NoReturn:
+        if code == 1:
+            raise RuntimeError("the arena is not aligned")
+        step = self.manifest.steps[code - 2]
+        raise IndexError(f"step {code - 2} {step.name!r}: an index is out of range; expected {step.indices}")
 
     def _results(self) -> list[Array]:
         return [aligned_bytes(extent(v).bytes).view(v.dtype).reshape(v.shape) for v in self.outputs]

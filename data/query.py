@@ -113,9 +113,7 @@ def run(source: Store | Connection, name: str, **params: Any) -> pa.Table:
         return opened.run(name, **params)
 
 
-def ask(
-    store: Store, sql: str, limit: int = 1000, seconds: float = 10.0, memory_bytes: int = 1 << 30
-) -> pa.Table:  # fmt: skip
+def ask(store: Store, sql: str, limit: int = 1000, seconds: float = 10.0, memory_bytes: int = 1 << 30) -> pa.Table:
     """The answer to one SELECT or EXPLAIN of a user: at most `limit` rows (`truncated` says whether there were more).
 
     It can read the store and nothing else, write nothing, and is stopped after `seconds` or beyond `memory_bytes`.
@@ -145,22 +143,30 @@ class _FileTrouble(Exception):
 
 def _steadily(store: Store, answer: Callable[[dict[str, Parts]], pa.Table]) -> pa.Table:
     """Answer from the parts that count. Parts that were merged meanwhile are listed again, damaged ones left out."""
-    parts = {table: store.parts(table) for table in TABLES}
+    deep = False
     for _ in range(ATTEMPTS):
+        parts = _listed(store, deep)
         try:
-            table = answer(parts)
+            return _counted(store, answer(parts), parts)
+        except OURS as error:
+            raise QueryError(first_line(error)) from error
         except (duckdb.Error, _FileTrouble) as error:
-            if isinstance(error, OURS):
-                raise QueryError(first_line(error)) from error
-            again = {table: store.parts(table) for table in TABLES}
-            if again == parts:
-                again = {table: store.parts(table, deep=True) for table in TABLES}
-            if again == parts:  # every part is as it was written: the question is at fault
-                raise QueryError(first_line(error)) from error
-            parts = again
-        else:
-            return _counted(store, table, parts)
+            if not _gone(parts, _listed(store, deep)):
+                if deep or not _gone(
+                    parts, _listed(store, deep=True)
+                ):  # the files are as written: so it is the question
+                    raise QueryError(first_line(error)) from error
+                deep = True
     raise QueryError(f"the files in {store.root} keep changing; ask again")
+
+
+def _listed(store: Store, deep: bool) -> dict[str, Parts]:
+    return {table: store.parts(table, deep) for table in TABLES}
+
+
+def _gone(before: dict[str, Parts], after: dict[str, Parts]) -> bool:
+    """Whether a file that counted does so no longer: merged, moved, or found damaged."""
+    return any(set(before[table].files) - set(after[table].files) for table in before)
 
 
 def _counted(store: Store, answer: pa.Table, parts: dict[str, Parts]) -> pa.Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import blake2b
+from importlib.metadata import entry_points
 
 from ir.schedule import Sketch
 from ir.target import Target
@@ -10,7 +12,7 @@ from ir.workload import Workload
 from search.cost_model import Schema
 from search.evolve import Space
 from search.features import NAMES, VERSION, features
-from search.sketch import sketches
+from search.sketch import RULES, Rule, sketches
 from search.validity import canonical, valid
 
 SCHEMA = Schema(VERSION, NAMES)
@@ -25,7 +27,18 @@ def sketch_key(workload: str, sketch: Sketch) -> str:
     return blake2b(f"{workload}\n{sketch_text(sketch)}".encode(), digest_size=12).hexdigest()
 
 
+@cache
+def rules(kind: str) -> tuple[Rule, ...]:
+    """The rules of a target, those of installed packages first: entry points of the group `tilewright.rules`, each a
+    `Rule` or a tuple of them."""
+    found: list[Rule] = []
+    for point in entry_points(group="tilewright.rules"):
+        given = point.load()
+        found += given if isinstance(given, tuple) else (given,)
+    return (*found, *RULES[kind])
+
+
 def space_of(workload: Workload, target: Target) -> Space:
-    found = tuple(sketches(workload.dag, target))
+    found = tuple(sketches(workload.dag, target, rules(target.kind)))
     keys = tuple(sketch_key(workload.key, s) for s in found)
     return Space(keys, found, target, valid, canonical, features)

@@ -86,7 +86,7 @@ def read_weights(directory: Path, manifest: Manifest) -> Array:
     path = directory / "weights.bin"
     block = aligned_bytes(manifest.weights_bytes)
     with path.open("rb") as f:
-        found = f.readinto(memoryview(block)) if block.size else 0  # type: ignore[attr-defined]
+        found = f.readinto(block.data) if block.size else 0
         longer = bool(f.read(1))
     if found != block.size or longer or digest(block) != manifest.weights_digest:
         raise BundleError(f"{path} is not the file that belongs to this manifest")
@@ -94,4 +94,4 @@ def read_weights(directory: Path, manifest: Manifest) -> Array:
 
 
 def digest(weights: Array) -> str:
-    return sha256(memoryview(weights)).hexdigest()
+    return sha256(weights.data).hexdigest()

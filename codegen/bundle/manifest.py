@@ -16,11 +16,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One entry of a profile: a call of kernel number `kernel`, or a copy into an output (-1)."""
+    """One entry of a profile: a call of kernel number `kernel`, or a copy into an output (-1).
+
+    indices: which values it uses as indices and their ranges, in words.
+    """
 
     name: str
     workload: str
     kernel: int
+    indices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,28 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Indices:
+    """Elements first, first + step, ... of a value are used as indices: they must lie in low..high at run time."""
+
+    value: str
+    low: int
+    high: int
+    first: int = 0
+    step: int = 1
+
+    def __str__(self) -> str:
+        which = "" if (self.first, self.step) == (0, 1) else f"[{self.first}::{self.step}]"
+        return f"{self.value!r}{which} in {self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One run of a kernel.
 
     arguments: the network's value behind each pointer of the kernel, in order; "" for a constant that it prepares
     sources:   tensor of the kernel's `prepare` DAGs -> constant of the network
     workload:  key of the workload, name: for people; both go into profiles
+    indices:   checked before the kernel runs, so that no input can make it read elsewhere
     """
 
     kernel: Kernel
@@ -48,9 +64,17 @@ class Call:
     sources: Mapping[str, str] = field(default_factory=dict)
     workload: str = ""
     name: str = ""
+    indices: tuple[Indices, ...] = ()
 
     @classmethod
-    def of(cls, kernel: Kernel, values: Mapping[str, str], workload: str = "", name: str = "") -> Call:
+    def of(
+        cls,
+        kernel: Kernel,
+        values: Mapping[str, str],
+        workload: str = "",
+        name: str = "",
+        indices: tuple[Indices, ...] = (),
+    ) -> Call:
         """From the workload's view: its inputs and outputs by name -> the network's values. Raises NetworkError."""
         prepared = dict(kernel.prepare)
         names = [a.name for a in kernel.arguments if a.name not in prepared]
@@ -59,15 +83,16 @@ class Call:
         if missing:
             raise NetworkError(f"call {name!r} of kernel {kernel.key!r}: no value for its tensor {missing[0]!r}")
         arguments = tuple("" if a.name in prepared else values[a.name] for a in kernel.arguments)
-        return cls(kernel, arguments, {n: values[n] for n in wanted}, workload, name)
+        return cls(kernel, arguments, {n: values[n] for n in wanted}, workload, name, indices)
 
     def pointers(self) -> Iterator[tuple[Argument, str]]:
         return zip(self.kernel.arguments, self.arguments, strict=True)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Values behind input pointers, and constants that are passed as they stand."""
-        return tuple(value for a, value in self.pointers() if a.role != "output" and value)
+        """Values that must be there: behind input pointers, constants that are passed as they stand, indices."""
+        passed = [value for a, value in self.pointers() if a.role != "output" and value]
+        return (*passed, *(i.value for i in self.indices))
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -158,6 +183,8 @@ def check(network: Network) -> None:
                 _agree(network, known, value, extent(a), f"{where} reads")
             if a.role == "constant" and value and network.root(value) not in network.constants:
                 raise NetworkError(f"{where}: {value!r} is passed as a constant and is none")
+        for at in call.indices:
+            _check_indices(network, known, at, where)
         for a, value in call.pointers():
             if a.role == "output":
                 _define(network, known, value, extent(a), f"{where} output")
@@ -184,6 +211,14 @@ def _agree(network: Network, known: Mapping[str, Extent], name: str, size: Exten
         raise NetworkError(f"{what} {name!r}, which nothing has made before")
     if known[root] != size:
         raise NetworkError(f"{what} {name!r} as {size}, but it is {known[root]}")
+
+
+def _check_indices(network: Network, known: Mapping[str, Extent], at: Indices, where: str) -> None:
+    size = known.get(network.root(at.value))
+    if size is None or not np.issubdtype(size.dtype, np.integer):
+        raise NetworkError(f"{where}: its indices {at.value!r} are no integers that were made before")
+    if at.first < 0 or at.step < 1:
+        raise NetworkError(f"{where}: its indices {at.value!r} start at {at.first} by {at.step}")
 
 
 def _check_kernel(call: Call, where: str) -> None:

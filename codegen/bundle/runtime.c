@@ -40,23 +40,24 @@ static double tilewright_now(void) {
 
 int tilewright_run(const void *const *inputs, void *const *outputs, void *arena, const void *const *constants) {
   if ((uintptr_t)arena % 64) return 1;
-  int before = tilewright_enter();
-  for (int i = 0; i < TILEWRIGHT_STEPS; i++) tilewright_step(i, inputs, outputs, arena, constants);
+  int before = tilewright_enter(), code = 0;
+  for (int i = 0; i < TILEWRIGHT_STEPS && !code; i++)
+    if (tilewright_step(i, inputs, outputs, arena, constants)) code = 2 + i;
   tilewright_leave(before);
-  return 0;
+  return code;
 }
 
 int tilewright_profile(const void *const *inputs, void *const *outputs, void *arena, const void *const *constants,
                        double *seconds) {
   if ((uintptr_t)arena % 64) return 1;
-  int before = tilewright_enter();
+  int before = tilewright_enter(), code = 0;
   double start = tilewright_now();
-  for (int i = 0; i < TILEWRIGHT_STEPS; i++) {
-    tilewright_step(i, inputs, outputs, arena, constants);
+  for (int i = 0; i < TILEWRIGHT_STEPS && !code; i++) {
+    if (tilewright_step(i, inputs, outputs, arena, constants)) code = 2 + i;
     double end = tilewright_now();
     seconds[i] = end - start;
     start = end;
   }
   tilewright_leave(before);
-  return 0;
+  return code;
 }

@@ -19,7 +19,7 @@ TILEWRIGHT_API void tilewright_bind(const void *weights, const void **constants)
 
 /* Reads the inputs, writes all of every output. No buffer may overlap another one that is written. `arena`:
  * TILEWRIGHT_ARENA_BYTES of scratch, 64-byte aligned, not shared by calls that run at the same time; nothing in it
- * needs to be kept. Returns 0, or 1 when the arena is not aligned. */
+ * needs to be kept. Returns 0, or 1 when the arena is not aligned, or 2 + i when step i met an index out of range. */
 TILEWRIGHT_API int tilewright_run(const void *const *inputs, void *const *outputs, void *arena,
                                   const void *const *constants);
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from codegen.bundle.constants import Constant, Stored, behind, constants, layout, weights_bytes
 from codegen.bundle.manifest import Manifest, Scratch, Slice, Step
 from codegen.bundle.memory import MemoryPlan, Place, plan
-from codegen.bundle.network import Call, Network, NetworkError, extent
-from codegen.c import PRELUDE
+from codegen.bundle.network import Extent, Indices, Network, NetworkError, extent, extents
+from codegen.c import CTYPE, PRELUDE
 from codegen.kernel import Kernel
 from codegen.toolchain import flags, identity
 from ir.target import Target
@@ -103,7 +103,9 @@ def _manifest(
     versions: Mapping[str, str],
 ) -> Manifest:
     packed = layout(network, wanted)
-    called = [Step(c.name, c.workload, numbers[identity(c.kernel)]) for c in network.calls]
+    called = [
+        Step(c.name, c.workload, numbers[identity(c.kernel)], ", ".join(map(str, c.indices))) for c in network.calls
+    ]
     copied = [Step(f"copy to {network.outputs[c.output].name}", "", -1) for c in memory.copies]
     arena = Scratch(memory.arena_bytes, memory.peak_bytes, memory.lower_bound_bytes, memory.workspace_bytes)
     return Manifest(
@@ -158,20 +160,34 @@ def _steps(
 ) -> Iterator[str]:
     """A statement for each call, then for each copy."""
     index = {c: i for i, c in enumerate(wanted)}
+
+    def whole(name: str) -> str:
+        root = network.root(name)
+        return _pointer(memory.places[root] if root in memory.places else Place("constant", index[Stored(root)]))
+
+    sizes = extents(network)
     for call, row in zip(network.calls, behind(network), strict=True):
-        places = [
-            memory.places[network.root(value)] if c is None else Place("constant", index[c])
+        checks = [_check(i, whole(i.value), sizes[network.root(i.value)]) for i in call.indices]
+        pointers = [
+            whole(value) if c is None else _pointer(Place("constant", index[c]))
             for (_, value), c in zip(call.pointers(), row, strict=True)
         ]
-        yield _call(call, numbers[identity(call.kernel)], places)
+        yield " ".join([*checks, _call(numbers[identity(call.kernel)], pointers)])
     for copy in memory.copies:
-        source = memory.places.get(copy.value) or Place("constant", index[Stored(copy.value)])
-        yield f"memcpy({_pointer(Place('output', copy.output))}, {_pointer(source)}, {copy.bytes});"
+        yield f"memcpy(outputs[{copy.output}], {whole(copy.value)}, {copy.bytes});"
 
 
-def _call(call: Call, number: int, places: Sequence[Place]) -> str:
-    pointers = ", ".join(map(_pointer, places)) or "0"
-    return f"{{ void *const p[] = {{{pointers}}}; tilewright_k{number}(p, workspace); }}"
+def _call(number: int, pointers: Sequence[str]) -> str:
+    return f"{{ void *const p[] = {{{', '.join(pointers) or '0'}}}; tilewright_k{number}(p, workspace); }}"
+
+
+def _check(indices: Indices, pointer: str, size: Extent) -> str:
+    """Leave the step when an index is out of range."""
+    i = indices
+    return (
+        f"for (int64_t i = {i.first}; i < {size.elements}; i += {i.step}) "
+        f"{{ int64_t at = (({CTYPE[size.dtype]} *)({pointer}))[i]; if (at < {i.low} || at > {i.high}) return 1; }}"
+    )
 
 
 def _pointer(p: Place) -> str:
@@ -198,13 +214,14 @@ def _driver(m: Manifest, steps: Sequence[str], memory: MemoryPlan) -> str:
             _table("const int64_t tilewright_input_bytes", [extent(v).bytes for v in m.inputs]),
             _table("const int64_t tilewright_output_bytes", [extent(v).bytes for v in m.outputs]),
             _table("static const int64_t tilewright_offsets", [c.offset for c in m.constants]),
-            "static void tilewright_step(int step, const void *const *inputs, void *const *outputs, char *arena,",
-            "                            const void *const *constants) {",
+            "static int tilewright_step(int step, const void *const *inputs, void *const *outputs, char *arena,",
+            "                           const void *const *constants) {",
             f"  void *workspace = arena + {memory.peak_bytes};",
             "  (void)inputs, (void)outputs, (void)constants, (void)workspace;",
             "  switch (step) {",
             *cases,
             "  }",
+            "  return 0;",
             "}",
             RUNTIME,
         ]

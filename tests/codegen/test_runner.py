@@ -48,7 +48,6 @@ FAULTS = {
     "exits":                (GOOD + "_exit(0);", "crash", "status 0"),
     "hangs":                ("for (volatile int i = 0;;) i = 0;", "timeout", r"killed after 0\.[35] s"),
     "sleeps":               ("pause();", "timeout", r"killed after 0\.[35] s"),
-    "allocates for ever":   ("for (;;) memset(malloc(1 << 24), 1, 1 << 24);", "memory", "of the 384 MiB"),
 }  # fmt: skip
 
 
@@ -132,6 +131,16 @@ def test_every_fault_has_its_type_and_costs_only_itself(runner: Runner, built, c
         assert not t.verified and t.best is None and not t.warm
     assert is_fine(batch.timings[-1])
     assert is_fine(runner.measure(built(kernel("next batch", GOOD)), case).timings[0])
+
+
+@pytest.mark.compiler
+def test_memory_is_limited(built, ours: Binary, case: Case) -> None:  # type: ignore[no-untyped-def]
+    fat = kernel("allocates for ever", "for (;;) memset(malloc(1 << 24), 1, 1 << 24);")
+    programs = built(kernel("first", GOOD), fat, kernel("last", GOOD))
+    with Runner(TARGET, ours, replace(HASTY, limit_ceiling=60.0)) as r:
+        first, found, last = r.measure(programs, case).timings
+    assert is_fine(first) and is_fine(last)
+    assert found.failure is not None and found.failure.kind == "memory" and "of the 384 MiB" in found.failure.message
 
 
 @pytest.mark.compiler

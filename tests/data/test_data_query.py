@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import parts as parts_module
+from data.parts import Parts
 from data.query import QueryError, ask, connect, run, skipped, truncated
+from data.schema import TABLES
 from data.store import Store, StoreError, StoreWarning
 
 ASKED = {"workload": "w", "target": "cpu-x86_64-v64-t1", "device": "d"}
@@ -92,22 +94,38 @@ def test_a_connection_sees_what_was_appended_later(store, make_row):
             store.append("measurements", [make_row("measurements")])
 
 
-def test_a_part_that_vanishes_between_listing_and_reading_is_listed_again(store, make_row, failing):
+def test_a_part_that_vanishes_between_listing_and_reading_is_listed_again(store, make_row, monkeypatch):
     for name in "ab":
         store.append("measurements", [make_row("measurements", program=name)])
-    stale = {table: store.parts(table) for table in ("measurements",)}
+    stale = [store.parts("measurements")]
     store.compact("measurements")
+    real = Store.parts
     with connect(store) as connection:
-        once = [stale["measurements"]]
-        real = Store.parts
-        try:
-            Store.parts = lambda self, table, deep=False: (  # type: ignore[method-assign]
-                once.pop() if once and table == "measurements" else real(self, table, deep)
-            )
-            assert sorted(connection.run("history", **ASKED)["program"].to_pylist()) == ["a", "b"]
-        finally:
-            Store.parts = real  # type: ignore[method-assign]
-    assert once == []
+        monkeypatch.setattr(
+            Store,
+            "parts",
+            lambda self, table, deep=False: (
+                stale.pop() if stale and table == "measurements" else real(self, table, deep)
+            ),
+        )
+        assert sorted(connection.run("history", **ASKED)["program"].to_pylist()) == ["a", "b"]
+    assert stale == []
+
+
+def test_a_question_at_fault_is_told_from_files_at_fault(whole_store, make_row, monkeypatch):
+    """Also while others append: their new parts are no reason to ask again."""
+    listed = []
+    real = Store.parts
+
+    def parts(self: Store, table: str, deep: bool = False) -> Parts:
+        listed.append(table)
+        self.append("runs", [make_row("runs")])
+        return real(self, table, deep)
+
+    monkeypatch.setattr(Store, "parts", parts)
+    with pytest.raises(QueryError, match=r"^Conversion Error: "):
+        run(whole_store, "top_k", k="many", **ASKED)
+    assert len(listed) <= 4 * len(TABLES)
 
 
 def test_a_store_that_is_not_there(tmp_path):

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from ir.evaluate import run_node
-from ir.frontends.onnx.reader import shown
+from ir.frontends.onnx.reader import shown, titled
 from ir.graph import Attribute, Graph, ModelError, Node, Value
 from ir.operators import infer
 
@@ -32,7 +32,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        return f"{self.kind} node {shown(self.name or next((o for o in self.outputs if o), ''))}"
+        return titled(self.kind, self.name, self.outputs)
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] != ""
@@ -81,16 +81,23 @@ class Builder:
     # --- questions
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.values[name].shape
+        return self._value(name).shape
 
     def rank(self, name: str) -> int:
-        return len(self.values[name].shape)
+        return len(self._value(name).shape)
 
     def dtype(self, name: str) -> str:
-        return self.values[name].dtype
+        return self._value(name).dtype
+
+    def _value(self, name: str) -> Value:
+        if not name:
+            raise ValueError("an input that it needs is missing")
+        return self.values[name]
 
     def value(self, name: str, what: str) -> np.ndarray:
         """The value of an operand that must be known before run time, because it decides a shape."""
+        if not name:
+            raise ValueError(f"{what} is missing")
         if name not in self.known:
             raise ModelError(
                 f"{what} ({shown(name)}) is only known at run time, but it decides a shape; "

@@ -21,6 +21,7 @@ from ir.frontends.onnx.reader import (
     opsets,
     shown,
     tensor,
+    titled,
 )
 from ir.frontends.onnx.shapes import Handler
 from ir.graph import Graph, ModelError
@@ -302,7 +303,7 @@ CONTROL = {"If": Importer._branch, "Loop": Importer._loop, "Scan": Importer._sca
 
 
 def _title(proto: NodeProto) -> str:
-    return f"{proto.op_type} node {shown(proto.name or next(filter(None, proto.output), ''))}"
+    return titled(proto.op_type, proto.name, proto.output)
 
 
 def _graph(attributes: Mapping[str, AttributeProto], name: str, proto: NodeProto) -> GraphProto:
@@ -320,16 +321,12 @@ def _parsed_function(body: bytes | FunctionProto) -> FunctionProto:
 
 
 def _unknown(call: Call) -> str:
-    domain = call.domain or "ai.onnx"
-    way = "it is not in the standard's list" if call.domain == "" and not _in_standard(call) else "it is not supported"
+    name = f"{call.domain or 'ai.onnx'}::{call.kind}"
+    known = call.domain == "" and onnx.defs.has(call.kind, "")
     return (
-        f"operator {call.kind} of domain {domain} ({call.title}): {way}; "
-        f"replace it by operators of ai.onnx or define it as a function of the model"
+        f"operator {name if name.isprintable() else shown(name)} ({call.title}) is {'not supported' if known else 'unknown'}; "
+        f"replace it by other operators of ai.onnx, or define it as a function of the model"
     )
-
-
-def _in_standard(call: Call) -> bool:
-    return onnx.defs.has(call.kind, "")
 
 
 def _bound_attribute(a: AttributeProto, bindings: Mapping[str, AttributeProto]) -> AttributeProto | None:
@@ -389,7 +386,7 @@ def _ordered(nodes: Sequence[NodeProto], scope: Scope) -> Iterator[NodeProto]:
                 ready.append(user)
     if done < len(nodes):
         stuck = next(n for n, count in zip(nodes, waiting, strict=True) if count)
-        raise ModelError(f"{stuck.op_type} node {shown(stuck.name or stuck.output[0])} is in a cycle; a graph has none")
+        raise ModelError(f"{_title(stuck)} is in a cycle, or behind one; a graph has none")
 
 
 def _inputs(node: NodeProto) -> set[str]:

@@ -31,6 +31,11 @@ def shown(name: str, limit: int = 80) -> str:
     return repr(name if len(name) <= limit else name[: limit - 3] + "...")
 
 
+def titled(kind: str, name: str, outputs: Sequence[str]) -> str:
+    """A node in an error message: its kind, and its name or else what it makes."""
+    return f"{kind if kind.isidentifier() else shown(kind)} node {shown(name or next(filter(None, outputs), ''))}"
+
+
 def dtype_name(element_type: int, what: str) -> str:
     if element_type not in DTYPES:
         known = {v: k for k, v in TensorProto.DataType.items()}
@@ -71,12 +76,34 @@ def _check_header(model: ModelProto) -> None:
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("the model has no graph with outputs; is it an ONNX file?")
     newest = onnx.defs.onnx_opset_version()
+    _check_text(model)
     for imported in model.opset_import:
         if imported.domain in DOMAINS and not 1 <= imported.version <= newest:
             raise ModelError(
                 f"opset {imported.version} is not known (1 to {newest} are); convert the model with "
                 f"onnx.version_converter or install a newer onnx"
             )
+
+
+def _check_text(model: ModelProto) -> None:
+    """Protobuf hands over a string that is no UTF-8 as bytes; every name must be text from here on."""
+    bodies: list[GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    names: list[object] = [i.domain for i in model.opset_import]
+    while bodies:
+        body = bodies.pop()
+        names.append(body.name)
+        if isinstance(body, GraphProto):
+            names += [v.name for v in (*body.input, *body.output, *body.initializer)]
+            names += [d.dim_param for v in body.input for d in v.type.tensor_type.shape.dim]
+            names += [e for t in body.initializer for x in t.external_data for e in (x.key, x.value)]
+        else:
+            names += [*body.input, *body.output, body.domain, *(a.name for a in body.attribute_proto)]
+        for node in body.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            names += [n for a in node.attribute for n in (a.name, a.ref_attr_name)]
+            bodies += [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    if not all(isinstance(n, str) for n in names):
+        raise ModelError("a name in the model is no UTF-8 text; the file is damaged, export it again")
 
 
 def opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:

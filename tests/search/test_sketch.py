@@ -1,0 +1,158 @@
+"""The sketches of known DAGs. The reference counts are those of Ansor's own tests (4 cores): where ours differ on
+purpose, the case says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+
+from ir.compute import MAX, MIN, Compute, Dag, Input
+from ir.expr import Axis, Read, call, select, lt
+from ir.schedule import CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
+from ir.target import Target
+from search.sketch import CPU, Rule, State, sketches, skip
+
+FOUR = Target(threads=4)
+FUSED_ONCE = "the consumer reads the accumulators themselves, so that Ansor's two fusion levels are one program"
+NO_PLAIN = "a consumer that can be fused always is: unfused, the tile crosses memory twice"
+LANES = "Ansor's inner rfactor is a plain nest with lanes on the reduction, held in registers"
+
+
+def matmul(n: int, m: int, k: int) -> Dag:
+    i, j, r = Axis("i", n), Axis("j", m), Axis("k", k)
+    c = Compute("C", (i, j), Read("A", (i, r)) * Read("B", (r, j)), (r,))
+    return Dag((Input("A", (n, k)), Input("B", (k, m))), (c,), ("C",))
+
+
+def two_matmuls() -> Dag:
+    one = matmul(512, 512, 512)
+    i, j, r = Axis("i", 512), Axis("j", 512), Axis("r", 512)
+    d = Compute("D", (i, j), Read("C", (i, r)) * Read("E", (r, j)), (r,))
+    return Dag((*one.inputs, Input("E", (512, 512))), (*one.computes, d), ("D",))
+
+
+def conv_bn_relu() -> Dag:
+    h, w, c = Axis("h", 58), Axis("w", 58), Axis("c", 64)
+    y, x, o = Axis("y", 56), Axis("x", 56), Axis("o", 64)
+    p, q, r = Axis("p", 3), Axis("q", 3), Axis("r", 64)
+    inside = lt(h, 57)
+    pad = Compute("pad", (h, w, c), select(inside, Read("X", (h + -1, w + -1, c)), 0.0))
+    conv = Compute("conv", (y, x, o), Read("pad", (y + p, x + q, r)) * Read("W", (p, q, r, o)), (p, q, r))
+    scale = Compute("scale", (y, x, o), Read("conv", (y, x, o)) * Read("S", (o,)))
+    shift = Compute("shift", (y, x, o), Read("scale", (y, x, o)) + Read("T", (o,)))
+    relu = Compute("relu", (y, x, o), call("max", Read("shift", (y, x, o)), 0.0))
+    inputs = (Input("X", (56, 56, 64)), Input("W", (3, 3, 64, 64), constant=True))
+    return Dag((*inputs, Input("S", (64,)), Input("T", (64,))), (pad, conv, scale, shift, relu), ("relu",))
+
+
+def max_pool() -> Dag:
+    y, x, c, p, q = Axis("y", 28), Axis("x", 28), Axis("c", 64), Axis("p", 2), Axis("q", 2)
+    pool = Compute("pool", (y, x, c), Read("X", (y * 2 + p, x * 2 + q, c)), (p, q), MAX)
+    return Dag((Input("X", (56, 56, 64)),), (pool,), ("pool",))
+
+
+def row_min() -> Dag:
+    i, k = Axis("i", 10), Axis("k", 1024)
+    return Dag((Input("X", (10, 1024)),), (Compute("m", (i,), Read("X", (i, k)), (k,), MIN),), ("m",))
+
+
+def softmax() -> Dag:
+    i, k = Axis("i", 1024), Axis("k", 1024)
+    m = Compute("m", (i,), Read("X", (i, k)), (k,), MAX)
+    e = Compute("e", (i, k), call("exp", Read("X", (i, k)) - Read("m", (i,))))
+    s = Compute("s", (i,), Read("e", (i, k)), (k,))
+    y = Compute("y", (i, k), Read("e", (i, k)) / Read("s", (i,)))
+    return Dag((Input("X", (1024, 1024)),), (m, e, s, y), ("y",))
+
+
+def zero_rank() -> Dag:
+    i, k = Axis("i", 128), Axis("k", 128)
+    return Dag((Input("X", (128, 128)),), (Compute("s", (), Read("X", (i, k)), (i, k)),), ("s",))
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """`reference`: Ansor's count. `ours`: what we derive. `why`: the reason for the difference, if any."""
+
+    dag: Dag
+    reference: int
+    ours: int
+    why: str = ""
+
+
+CASES = {
+    "matmul 512":      Conformance(matmul(512, 512, 512), 3, 2, FUSED_ONCE),
+    "matmul 8x8x512":  Conformance(matmul(8, 8, 512),     5, 4, f"{FUSED_ONCE}; {LANES}"),
+    "two matmuls":     Conformance(two_matmuls(),         9, 4, FUSED_ONCE),
+    "conv bn relu":    Conformance(conv_bn_relu(),        3, 1, f"{FUSED_ONCE}; {NO_PLAIN}"),
+    "max pool":        Conformance(max_pool(),            1, 1),
+    "row min":         Conformance(row_min(),             3, 2, LANES),
+    "softmax":         Conformance(softmax(),             9, 4, LANES),
+    "zero rank":       Conformance(zero_rank(),           3, 2, LANES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sketch_counts(name: str) -> None:
+    case = CASES[name]
+    assert len(sketches(case.dag, FOUR)) == case.ours
+    assert case.ours == case.reference or case.why
+
+
+def kinds(sketch: Sketch) -> list[str]:
+    return [type(s).__name__ for s in sketch.steps]
+
+
+def test_epilogue_is_inlined_and_fused() -> None:
+    [found] = sketches(conv_bn_relu(), FOUR)
+    assert [s.stage for s in found.steps if isinstance(s, Inline)] == ["shift", "scale"]
+    assert [(s.stage, s.consumer) for s in found.steps if isinstance(s, Fuse)] == [("conv", "relu")]
+    assert [(s.tensor, s.axis) for s in found.steps if isinstance(s, Pack)] == [("W", "o")]
+
+
+def test_matmul_without_consumer_gets_a_write_cache() -> None:
+    cached, plain = sketches(matmul(512, 512, 512), FOUR)
+    assert isinstance(cached.steps[0], CacheWrite) and "CacheWrite" not in kinds(plain)
+
+
+def test_one_thread_needs_no_partial_results() -> None:
+    assert not any(isinstance(s, Rfactor) for k in sketches(row_min(), Target(threads=1)) for s in k.steps)
+    assert any(isinstance(s, Rfactor) for k in sketches(row_min(), FOUR) for s in k.steps)
+
+
+def test_row_reductions_run_along_the_row() -> None:
+    [found] = sketches(row_min(), Target(threads=1))
+    [tile] = [s for s in found.steps if isinstance(s, Tile)]
+    assert tile.vector == "k"
+
+
+def test_holes_are_unique_and_ascend() -> None:
+    for case in CASES.values():
+        for sketch in sketches(case.dag, FOUR):
+            names = [h.name for h in sketch.holes]
+            assert len(set(names)) == len(names)
+            assert all(list(h.options) == sorted(set(h.options)) and h.options for h in sketch.holes)
+
+
+def test_a_prime_extent_has_a_real_space() -> None:
+    [found] = [s for s in sketches(matmul(509, 509, 509), Target()) if "CacheWrite" not in kinds(s)]
+    assert found.size > 1e6
+    assert next(h for h in found.holes if h.name == "C.i.3").options == tuple(range(1, 15))
+
+
+def test_user_rules_come_first() -> None:
+    """Ansor's custom rule test: a user's rule beside ours adds its sketch, two in all for a stage it answers for."""
+
+    def mine(state: State, stage: Compute) -> list[State]:
+        return list(skip(state, stage))
+
+    rule = Rule("mine", when=lambda state, stage: stage.name == "C", then=mine)
+    found = sketches(matmul(512, 512, 512), FOUR, (rule, *CPU))
+    assert len(found) == 1 + CASES["matmul 512"].ours
+    assert not any(isinstance(s, Tile) and s.structure == "SSRSRS" for s in found[0].steps)
+
+
+def test_infinities_are_identities() -> None:
+    assert MAX.identity == -inf and MIN.identity == inf
