@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 GUARD = 1024  # bytes on either side of every buffer
-GUARD_PATTERN = np.frombuffer(b"\xa5\xc5\xff\xff", np.uint8)  # a NaN in every float type, little-endian
+PATTERN = np.frombuffer(b"\xa5\xc5\xff\xff" * (GUARD // 4), np.uint8)  # little-endian: a NaN in every float type
 ALIGN = 64
 PAGE = 4096
 STAGGER = 13 * ALIGN  # between the starts of a kernel's operands within a page: see Buffer
@@ -142,7 +142,7 @@ class Buffer:
         self.bytes = raw[start : start + nbytes]
         self.guards = (raw[start - GUARD : start], raw[start + nbytes : start + nbytes + GUARD])
         for g in self.guards:
-            g[:] = np.resize(GUARD_PATTERN, GUARD)
+            g[:] = PATTERN
         self.address = self.bytes.ctypes.data
 
     def view(self, operand: Operand) -> Array:
@@ -150,9 +150,8 @@ class Buffer:
 
     def damage(self) -> str:
         """Where a guard was overwritten; empty when both are whole."""
-        pattern = np.resize(GUARD_PATTERN, GUARD)
         for g, place, distance in zip(self.guards, ("before", "after"), (GUARD, 0), strict=True):
-            hit = np.flatnonzero(g != pattern)
+            hit = np.flatnonzero(g != PATTERN)
             if hit.size:
                 byte = distance - int(hit[-1]) if distance else int(hit[0]) + 1
                 return f"{hit.size} guard bytes overwritten, the nearest {byte} bytes {place} it"
@@ -194,6 +193,7 @@ class Memory:
             self.size -= size
 
 
+@lru_cache(maxsize=64)
 def source(path: str) -> Array:
     """The values of an input as they lie in the file, mapped. A file never changes under its name."""
     return np.asarray(np.load(path, mmap_mode="r"))

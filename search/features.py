@@ -160,7 +160,7 @@ def _traffic(v: _View, cache: int) -> dict[str, Column]:
     outside = np.where(large, v.loops.trips, np.float32(1))
     out: dict[str, Column] = {"along": np.float64(0), "other": np.float64(0), "out": np.float64(0)}
     for access, box in zip((*v.known.accesses, v.known.output), v.boxes, strict=True):
-        held = box[at, np.arange(len(at)) if box.shape[1] > 1 else 0]
+        held = box[at, np.arange(len(at)) if box.shape[1] != 1 else 0]
         part = v.known.part(access)
         out[part] = out[part] + held * _passes(access, v.loops, outside) / v.known.flops
     out["out"] = out["out"] * 2 + v.known.consumer_bytes * prod(v.stage.shape) / v.known.flops  # read and written

@@ -21,7 +21,6 @@ from tasks.space import sketch_text
 from tasks.workbench import Workbench
 
 Row = dict[str, Any]
-TRAIL = " > "  # between the generations that changed a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def record_finalists(store: Store, run: Run, bench: Workbench, lane: Lane, found
 def _program(p: Proposal, run: Run, bench: Workbench, lane: Lane, number: int) -> Row:
     return {
         "key": p.key, "workload": lane.workload.key, "sketch": p.sketch_key, "choices": list(p.choices), "run": run.key,
-        "round": number, "parents": list(p.parents) or None, "mutation": TRAIL.join(p.trail) or _ORIGINS[p.origin],
+        "round": number, "parents": list(p.parents) or None, "mutation": " ".join(step.replace(" ", "-") for step in p.trail) or _ORIGINS[p.origin],
         "prediction": p.predicted, "seed": run.seed, "target": bench.target.key,
     }  # fmt: skip
 
@@ -139,7 +138,7 @@ def history(store: Store, workload: str, bench: Workbench) -> list[Result]:
 
 
 def _result(row: Row) -> Result:
-    trail = row["mutation"].split(TRAIL) if row["mutation"] not in (None, "preferred", "evolved") else []
+    trail = row["mutation"].split() if row["mutation"] not in (None, "preferred", "evolved") else []
     proposal = Proposal(
         row["program"], row["sketch"], tuple(row["choices"]), row["round"], _origin(row["mutation"]), row["prediction"],
         tuple(row["parents"] or ()), tuple(trail),

@@ -39,7 +39,14 @@ from ir.expr import Expr
 
 
 def matmul(
-    m: int, n: int, k: int, *, constant: bool = True, dtype: str = "float32", left: Handle | None = None, name: str = "C"
+    m: int,
+    n: int,
+    k: int,
+    *,
+    constant: bool = True,
+    dtype: str = "float32",
+    left: Handle | None = None,
+    name: str = "C",
 ) -> Stage:
     a = left if left is not None else placeholder((m, k), "A", dtype)
     b = placeholder((k, n), f"B{name}" if left is not None else "B", dtype, constant)

@@ -66,7 +66,12 @@ def unknown(name: str) -> ModelError:
 
 def operator_dag(name: str) -> Dag:
     """The DAG of a paper operator or subgraph, ready for scheduling: channels-last, as a whole, weights constant."""
+    return operator(name)[1]
+
+
+def operator(name: str) -> tuple[Graph, Dag, dict[str, str]]:
+    """The channels-last graph of a paper operator, its DAG, and the graph's name for each of the DAG's tensors."""
     kind, shape = paper_shape(name)
     b = Builder(name, last=True)
     graph = optimise(b.graph(PAPER[kind].build(b, shape)))
-    return canonical(compose(graph, graph.nodes, graph.outputs))[0]
+    return graph, *canonical(compose(graph, graph.nodes, graph.outputs))

@@ -205,7 +205,7 @@ def test_what_would_never_end_is_bounded(asked):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(timed, ENDLESS))
     for sql, (words, seconds) in zip(ENDLESS, answers, strict=True):
-        assert seconds < 8.0, sql
+        assert seconds < 20.0, sql  # generous: other work may hold the cores
         assert words.startswith(("stopped after 0.4 seconds", "Out of Memory Error", "the answer is larger than")), sql
 
 
