@@ -237,9 +237,12 @@ class _Emitter:
         if self.vector is None:
             self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
             return
+        before = len(self.lines), self.depth, self.vector, dict(self.pointers), dict(self.loads)
         try:
             self.store_vector(s, target, self.vector)
-        except _NoVector:
+        except _NoVector:  # found out half way: take back what was written
+            written, self.depth, self.vector, self.pointers, self.loads = before
+            del self.lines[written:]
             self.store_lanes(s, target, self.vector)
 
     def store_vector(self, s: Store, target: _Buffer, v: _Vector) -> None:
@@ -445,9 +448,9 @@ class _Emitter:
             raise _NoVector
         if step == 0:
             return self.broadcast(e, b, form, rest)
-        if step != 1 or rest or b.dtype != "float32":
+        if step != 1 or b.dtype != "float32":
             raise _NoVector
-        return self.load(e, b, form, v)
+        return self.load(e, b, form, rest, v)
 
     def broadcast(self, e: Read, b: _Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...]) -> _Value:
         text = self.element(b, form, rest) if rest else f"*({self.address(b, form, None)})"
@@ -455,8 +458,12 @@ class _Emitter:
             return _Value(text)
         return self.remember(e.tensor, text, f"float {{}} = {text};", "s")
 
-    def load(self, e: Read, b: _Buffer, form: Affine, v: _Vector) -> _Value:
-        at = self.address(b, form, v.axis)
+    def load(self, e: Read, b: _Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...], v: _Vector) -> _Value:
+        if rest:
+            first = Affine(tuple(t for t in form.terms if t[0] != v.axis), form.constant)
+            at = f"&{self.element(b, first, rest)}"
+        else:
+            at = self.address(b, form, v.axis)
         full = v.active == v.lanes or self.padded(e, b, v)
         text = f"*(const u{v.lanes}f *)({at})" if full else f"tw_load{v.lanes}({at}, {v.active})"
         return self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")

@@ -19,8 +19,7 @@ from codegen.kernel import Argument, Kernel
 from codegen.toolchain import Binary, Compiler, ToolchainError, build, execute, feature_flags, flags
 from ir.target import Target
 
-# /proc/cpuinfo flag -> the compiler's name for it, oldest first. A level counts only if everything before it in its
-# own vector width is there too; unknown flags are ignored.
+# /proc/cpuinfo flag -> the compiler's name for it. Flags that are not here change nothing that we emit.
 X86_FEATURES = {
     "pni": "sse3", "ssse3": "ssse3", "sse4_1": "sse4.1", "sse4_2": "sse4.2", "popcnt": "popcnt",
     "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi1": "bmi", "bmi2": "bmi2", "abm": "lzcnt",

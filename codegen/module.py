@@ -69,7 +69,7 @@ class Module:
 
         The file may be deleted afterwards. Raises LoadError.
         """
-        if weights.size != manifest.weights_bytes or weights.ctypes.data % 64:
+        if weights.size != manifest.weights_bytes or (weights.size and weights.ctypes.data % 64):
             raise LoadError(f"the weights must be {manifest.weights_bytes} bytes, 64-byte aligned")
         self.manifest = manifest
         self._weights = weights

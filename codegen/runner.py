@@ -162,6 +162,7 @@ class Worker:
         self.wait()
         if self.process.stdin is not None:
             self.process.stdin.close()
+            self.process.stdin = None
         os.close(self.reply)
         self.errors.close()
 
@@ -213,8 +214,7 @@ class Runner:
 
     def close(self) -> None:
         """Kill the children and remove what they wrote."""
-        while self.workers:
-            self.workers.pop().close()
+        self._dismiss()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ------------------------------------------------------------------------------------------ the two measurements
@@ -263,7 +263,11 @@ class Runner:
             _write_plan(folder, plan)
             for w in team:
                 w.give(folder)
-            self._attend(team, folder, plan, found)
+            try:
+                self._attend(team, folder, plan, found)
+            except BaseException:  # also Ctrl-C: the next batch must not hear from this one
+                self._dismiss()
+                raise
         return found
 
     def _attend(self, team: list[Worker], folder: Path, plan: Plan, found: Findings) -> None:
@@ -287,6 +291,7 @@ class Runner:
                 self._blame(w, last, folder, found, retried)
             elif last.doing in OURS and w.programs == before == 0:
                 raise RunnerError(f"a child died with {w.process.returncode} at its {last.doing}: {w.last_words()}")
+            w.close()
             if len(found.reports) < len(plan.jobs):
                 fresh.give(folder)
                 busy.append(fresh)
@@ -323,6 +328,7 @@ class Runner:
         for w in list(self.workers):
             if w.programs >= self.settings.recycle or w.process.poll() is not None:
                 self._replace(w)
+                w.close()
         cores = sorted(os.sched_getaffinity(0))
         if self.target.threads > 1:
             places = [cores[: self.target.threads]]
@@ -331,7 +337,12 @@ class Runner:
         for place in places[len(self.workers) :]:
             self.workers.append(Worker(place, self.settings.memory_bytes, self.environ))
 
+    def _dismiss(self) -> None:
+        while self.workers:
+            self.workers.pop().close()
+
     def _replace(self, w: Worker) -> Worker:
+        """A new child in the place of one that ends; what the old one left behind can still be read."""
         w.kill()
         w.wait()
         fresh = Worker(w.cores, self.settings.memory_bytes, self.environ)

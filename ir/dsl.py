@@ -331,16 +331,14 @@ def _topological(outputs: Iterable[Handle]) -> Iterator[Handle]:
 def _unique_names(handles: Iterable[Handle]) -> dict[Handle, str]:
     names: dict[Handle, str] = {}
     taken: set[str] = set()
+    suffixes: dict[str, Iterator[int]] = {}
     for handle in handles:
-        name = next(n for n in _candidates(handle.name) if n not in taken)
+        name = handle.name
+        while name in taken:
+            name = f"{handle.name}_{next(suffixes.setdefault(handle.name, itertools.count(1)))}"
         taken.add(name)
         names[handle] = name
     return names
-
-
-def _candidates(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}_{i}" for i in itertools.count(1))
 
 
 def _plain(e: Expr, names: dict[Handle, str]) -> Expr:

@@ -75,11 +75,10 @@ def _real(dtype: str, override: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How values over reduce axes become one: `over(values, positions)` in a block, `join` across blocks."""
+    """How values over reduce axes become one: into(so far, values of a block, positions of the reduce axes)."""
 
     start: Any
-    over: Callable[[Array, tuple[int, ...]], Array]
-    join: Callable[[Array, Array], Array]
+    into: Callable[[Array, Array, tuple[int, ...]], Array]
 
 
 def _values(stage: Compute, tensors: Tensors, override: str | None) -> Array:
@@ -111,7 +110,7 @@ def _blockwise(stage: Compute, dtype: str, fold: Fold, body: Callable[[Block], A
     for block in blocks(stage.axes, prod, GENERAL_POINTS):
         found = np.broadcast_to(body(block), block.shape)
         at = tuple(slice(r.start, r.stop) for r in list(block.ranges.values())[:rank])
-        out[at] = fold.join(out[at], fold.over(found, over)) if over else found
+        out[at] = fold.into(out[at], found, over) if over else found
     return out
 
 
@@ -119,7 +118,9 @@ _UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.mini
 
 
 def _ufunc_fold(ufunc: np.ufunc, start: Any, dtype: str) -> Fold:
-    return Fold(start, lambda values, over: ufunc.reduce(values, axis=over, dtype=np.dtype(dtype)), ufunc)
+    return Fold(
+        start, lambda so_far, values, over: ufunc(so_far, ufunc.reduce(values, axis=over, dtype=np.dtype(dtype)))
+    )
 
 
 _MAGNITUDE_FOLDS = {
@@ -139,19 +140,19 @@ def _fold(stage: Compute, dtype: str, override: str | None) -> Fold:
     def join(left: Array, right: Array) -> Array:
         return _value(c.body, Scope({}, Block({}), override, {"left": left, "right": right}))
 
-    def over(values: Array, positions: tuple[int, ...]) -> Array:
+    def into(so_far: Array, values: Array, positions: tuple[int, ...]) -> Array:
         rows = np.moveaxis(values, positions, range(len(positions)))
         rows = rows.reshape(-1, *rows.shape[len(positions) :])
-        return _in_halves(rows, join) if c.reorders else _in_order(rows, join)
+        return join(so_far, _in_halves(rows, join)) if c.reorders else _in_order(so_far, rows, join)
 
-    return Fold(start, over, join)
+    return Fold(start, into)
 
 
-def _in_order(rows: Array, join: Callable[[Array, Array], Array]) -> Array:
-    out = rows[0]
-    for row in rows[1:]:
+def _in_order(out: Array, rows: Array, join: Callable[[Array, Array], Array]) -> Array:
+    """A left fold, element by element: such a combiner need not even be associative."""
+    for row in rows:
         out = join(out, row)
-    return np.asarray(out)
+    return out
 
 
 def _in_halves(rows: Array, join: Callable[[Array, Array], Array]) -> Array:

@@ -71,7 +71,7 @@ def valid(population: Population, target: Target) -> Columns:
     for t in found.values():
         if t.stage.reduce:
             ok &= _registers_fit(t, target) & _large_enough(t, target)
-        ok &= _statements(t) <= MOST_STATEMENTS
+        ok &= statements(t) <= MOST_STATEMENTS
     return ok & _buffers_fit(population, found)
 
 
@@ -105,7 +105,7 @@ def _large_enough(t: Tiling, target: Target) -> Columns:
     return rows * vectors >= np.minimum(SMALL_TILE, -(-possible // 2))
 
 
-def _statements(t: Tiling) -> Columns:
+def statements(t: Tiling) -> Columns:
     rows, vectors = rows_and_vectors(t)
     variants = prod((1 + (a.extent % np.maximum(t.register(a), 1) != 0) for a in t.stage.space), start=np.int64(1))
     return rows * vectors * variants * (1 + np.asarray(t.unroll))

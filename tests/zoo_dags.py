@@ -58,6 +58,13 @@ def relu(x: Stage, name: str = "relu") -> Stage:
     return compute(x.shape, lambda *i: maximum(x[i], 0.0), name)
 
 
+def matrix_vector(m: int, k: int) -> Stage:
+    """Lanes run along the reduction."""
+    a, x = placeholder((m, k), "A"), placeholder((k,), "v")
+    r = reduce_axis(k)
+    return compute((m,), lambda i: sum(a[i, r] * x[r], r), "y")
+
+
 def padded(x: Handle, by: int) -> Stage:
     n, h, w, c = x.extents
     return compute(
@@ -240,6 +247,8 @@ ZOO: dict[str, Dag] = {
     "matmul, double": dag([matmul(5, 9, 7, dtype="float64")]),
     "matmul of ones": dag([matmul(1, 1, 1)]),
     "vector times matrix": dag([matmul(1, 29, 31)]),
+    "matrix times vector": dag([matrix_vector(13, 71)]),
+    "short rows times vector": dag([relu(matrix_vector(5, 3))]),
     "two matmuls": dag([matmul(11, 19, 13, left=matmul(11, 13, 17, name="C"), name="D")]),
     "batch of transposed matmuls": dag([batch_transposed()]),
     "attention": dag([attention()]),

@@ -67,9 +67,8 @@ def behind(network: Network) -> list[tuple[Constant | None, ...]]:
 def constants(network: Network) -> tuple[Constant, ...]:
     """Every constant that a call reads or the network returns, once."""
     read = [c for row in behind(network) for c in row if c is not None]
-    named = [i.value for call in network.calls for i in call.indices] + [v.name for v in network.outputs]
-    whole = [Stored(r) for r in map(network.root, named) if r in network.constants]
-    return tuple(dict.fromkeys([*read, *whole]))
+    returned = [Stored(r) for r in (network.root(v.name) for v in network.outputs) if r in network.constants]
+    return tuple(dict.fromkeys([*read, *returned]))
 
 
 def layout(network: Network, wanted: Sequence[Constant]) -> tuple[Packed, ...]:

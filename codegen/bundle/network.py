@@ -56,7 +56,7 @@ class Call:
     arguments: the network's value behind each pointer of the kernel, in order; "" for a constant that it prepares
     sources:   tensor of the kernel's `prepare` DAGs -> constant of the network
     workload:  key of the workload, name: for people; both go into profiles
-    indices:   checked before the kernel runs, so that no input can make it read elsewhere
+    indices:   checked before the kernel runs, so that no input can make it read elsewhere; constants are checked here
     """
 
     kernel: Kernel
@@ -219,6 +219,9 @@ def _check_indices(network: Network, known: Mapping[str, Extent], at: Indices, w
         raise NetworkError(f"{where}: its indices {at.value!r} are no integers that were made before")
     if at.first < 0 or at.step < 1:
         raise NetworkError(f"{where}: its indices {at.value!r} start at {at.first} by {at.step}")
+    array = network.constants.get(network.root(at.value), np.empty(0)).reshape(-1)[at.first :: at.step]
+    if array.size and not at.low <= array.min() <= array.max() <= at.high:
+        raise NetworkError(f"{where}: the constant {at.value!r} holds indices outside {at.low}..{at.high}")
 
 
 def _check_kernel(call: Call, where: str) -> None:

@@ -20,7 +20,7 @@ def network(partition: Partition, kernels: Mapping[str, Kernel], report: tuple[C
     if missing:
         raise NetworkError(f"workload {missing[0].name!r} ({missing[0].key}) has no kernel")
     calls = tuple(_call(c, kernels[c.workload.key]) for c in partition.calls)
-    read = {n for c in partition.calls for n in c.inputs} | {*graph.outputs}
+    read = {n for c in partition.calls for n in (*c.inputs, *(b.value for b in c.bounds))} | {*graph.outputs}
     needed = {partition.aliases.get(n, n) for n in read}
     return Network(
         inputs=tuple(graph.values[n] for n in graph.inputs),

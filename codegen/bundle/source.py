@@ -167,7 +167,8 @@ def _steps(
 
     sizes = extents(network)
     for call, row in zip(network.calls, behind(network), strict=True):
-        checks = [_check(i, whole(i.value), sizes[network.root(i.value)]) for i in call.indices]
+        moving = [i for i in call.indices if network.root(i.value) not in network.constants]
+        checks = [_check(i, whole(i.value), sizes[network.root(i.value)]) for i in moving]
         pointers = [
             whole(value) if c is None else _pointer(Place("constant", index[c]))
             for (_, value), c in zip(call.pointers(), row, strict=True)

@@ -16,6 +16,7 @@ from ir.operators.operator import (
     accumulator,
     at,
     broadcast,
+    choice,
     flag,
     integer,
     is_float,
@@ -43,7 +44,7 @@ def _softplus(x: Expr) -> Expr:
 
 def _gelu(x: Expr, a: Attributes) -> Expr:
     """Hendrycks and Gimpel 2016: x times the normal distribution function, or their approximation by tanh."""
-    if text(a, "approximate", "none") == "tanh":
+    if choice(a, "approximate", ("none", "tanh"), "none") == "tanh":
         return 0.5 * x * (1 + call("tanh", sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
     return 0.5 * x * (1 + call("erf", x * sqrt(0.5)))
 

@@ -18,12 +18,12 @@ from ir.operators.operator import (
     Operator,
     Shapes,
     accumulator,
+    choice,
     flag,
     integer,
     need,
     normal_axis,
     replaced,
-    text,
     wide,
     wrapped,
 )
@@ -128,7 +128,7 @@ def _scatter_elements(inputs: Inputs, attributes: Attributes) -> list[Handle]:
         covered = [lt(i[d], indices.shape[d]) for d in smaller]
         return all_of(*covered, eq(wrapped(indices[place(i, k)], x.shape[axis]), i[axis]))
 
-    reduction = text(attributes, "reduction", "none")
+    reduction = choice(attributes, "reduction", ("none", *_SCATTERS), "none")
     return _scattered(x, hit, lambda i, p: updates[place(i, p)], k, reduction, "scatter_elements")
 
 
@@ -144,7 +144,7 @@ def _scatter_nd(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     def hit(i: Index) -> Expr:
         return all_of(*(eq(wrapped(indices[(*row(k), d)], x.shape[d]), i[d]) for d in range(depth)))
 
-    reduction = text(attributes, "reduction", "none")
+    reduction = choice(attributes, "reduction", ("none", *_SCATTERS), "none")
     return _scattered(x, hit, lambda i, p: updates[(*row(p), *i[depth:])], k, reduction, "scatter_nd")
 
 

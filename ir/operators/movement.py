@@ -15,6 +15,7 @@ from ir.operators.operator import (
     Operator,
     at,
     broadcast,
+    choice,
     clamped,
     integer,
     ints,
@@ -153,7 +154,7 @@ def _pad(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     """
     x, fill = need(inputs, 0), maybe(inputs, 1)
     rank = len(x.shape)
-    pads, mode = ints(attributes, "pads"), text(attributes, "mode", "constant")
+    pads, mode = ints(attributes, "pads"), choice(attributes, "mode", ("constant", *_MODES), "constant")
     if len(pads) != 2 * rank:
         raise ValueError(f"pads {pads} must have {2 * rank} entries")
     begins, ends = pads[:rank], pads[rank:]
@@ -239,7 +240,7 @@ def _tile(inputs: Inputs, attributes: Attributes) -> list[Handle]:
 def _depth_to_space(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     """Channels become blocks. `mode` DCR: channel = (row, column, depth); CRD: (depth, row, column), slowest first."""
     x, block = need(inputs, 0), integer(attributes, "block")
-    order = text(attributes, "mode", "DCR")
+    order = choice(attributes, "mode", ("DCR", "CRD"), "DCR")
     c, h, w = _image(x, attributes)
     if x.shape[c] % (block * block):
         raise ValueError(f"{x.shape[c]} channels do not make blocks of {block} x {block}")
@@ -258,7 +259,7 @@ def _depth_to_space(inputs: Inputs, attributes: Attributes) -> list[Handle]:
 def _space_to_depth(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     """Blocks become channels: the inverse of `depth_to_space` of the same `mode`."""
     x, block = need(inputs, 0), integer(attributes, "block")
-    order = text(attributes, "mode", "DCR")
+    order = choice(attributes, "mode", ("DCR", "CRD"), "DCR")
     c, h, w = _image(x, attributes)
     if x.shape[h] % block or x.shape[w] % block:
         raise ValueError(f"an image of {x.shape[h]} x {x.shape[w]} does not divide into blocks of {block}")

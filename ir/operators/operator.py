@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,14 @@ def text(attributes: Attributes, name: str, default: str | None = None) -> str:
     found = attributes.get(name, default)
     if not isinstance(found, str):
         raise ValueError(f"attribute {name} is {found!r}, not a string")
+    return found
+
+
+def choice(attributes: Attributes, name: str, options: Iterable[str], default: str) -> str:
+    """A string attribute out of a fixed set."""
+    found = text(attributes, name, default)
+    if found not in options:
+        raise ValueError(f"attribute {name} is {found!r}, not one of {', '.join(options)}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ir.dsl import Handle, cast, compute, maximum, minimum
@@ -10,15 +11,23 @@ from ir.operators.operator import (
     Attributes,
     Inputs,
     Operator,
+    choice,
     ints,
     narrowed,
     need,
     replaced,
     scaled,
     shifted,
-    text,
     wide,
 )
+
+# Rounding p / c as (factor * p + bias) // divisor.
+ROUNDINGS: Mapping[str, Callable[[int], tuple[int, int, int]]] = {
+    "floor":              lambda c: (1, 0, c),
+    "ceil":               lambda c: (1, c - 1, c),
+    "round_prefer_ceil":  lambda c: (2, c, 2 * c),
+    "round_prefer_floor": lambda c: (2, c - 1, 2 * c),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +53,7 @@ class Scale:
 
     def nearest(self, i: Expr, rounding: str) -> Expr:
         """Rounding commutes with the clamp, because it is monotone and keeps integers."""
-        c = self.denominator
-        factor, bias, divisor = {
-            "floor":              (1, 0, c),
-            "ceil":               (1, c - 1, c),
-            "round_prefer_ceil":  (2, c, 2 * c),
-            "round_prefer_floor": (2, c - 1, 2 * c),
-        }[rounding]  # fmt: skip
+        factor, bias, divisor = ROUNDINGS[rounding](self.denominator)
         numerator = shifted(scaled(self.position(i), factor), bias)
         return numerator if divisor == 1 else numerator // divisor
 
@@ -69,8 +72,8 @@ def _resize(inputs: Inputs, attributes: Attributes) -> list[Handle]:
     mode "nearest": `rounding` floor, ceil, round_prefer_floor, round_prefer_ceil. mode "linear".
     """
     x, scales = need(inputs, 0), _scales(need(inputs, 0), attributes)
-    if text(attributes, "mode", "nearest") == "nearest":
-        rounding = text(attributes, "rounding", "round_prefer_floor")
+    if choice(attributes, "mode", ("nearest", "linear"), "nearest") == "nearest":
+        rounding = choice(attributes, "rounding", ROUNDINGS, "round_prefer_floor")
         sizes = [s.size for s in scales]
         return [
             compute(

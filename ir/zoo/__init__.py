@@ -26,34 +26,36 @@ def names() -> list[str]:
     return [*NETWORKS, *operators]
 
 
+NAME = re.compile(r"(?P<kind>\w+)(\.(?P<number>\d+))?(\.b(?P<batch>[1-9]\d*))?")
+
+
 def build(name: str, batch: int = 1, seq: int | None = None, seed: int = 0) -> Graph:
     """The graph, with the same weights for the same seed.
 
-    A number or batch in the name wins over `batch`: "C2D" is "C2D.0" is "C2D.0.b1". `seq` is the length of a text.
-    Raises ModelError for an unknown name, and for a `seq` where there is no text.
+    A batch in the name wins over `batch`: "C2D" is "C2D.0" is "C2D.0.b1". `seq` is the length of a text. Raises
+    ModelError for an unknown name, and for a `seq` where there is no text.
     """
-    b = Builder(name, seed)
-    head, *options = name.split(".")
-    if head not in NETWORKS:
+    b, found = Builder(name, seed), NAME.fullmatch(name)
+    if found is None or found["kind"] not in NETWORKS:
         kind, shape = paper_shape(name, batch)
         return b.graph(PAPER[kind].build(b, shape))
-    network = NETWORKS[head]
-    if seq is not None and not network.length:
-        raise ModelError(f"{head} takes no text, so seq={seq} means nothing")
-    if len(options) > 1 or any(not re.fullmatch(r"b\d+", o) for o in options):
+    if found["number"]:
         raise unknown(name)
-    return b.graph(network.build(b, int(options[0][1:]) if options else batch, seq or network.length))
+    network = NETWORKS[found["kind"]]
+    if seq is not None and not network.length:
+        raise ModelError(f"{name} takes no text, so seq={seq} means nothing")
+    return b.graph(network.build(b, int(found["batch"] or batch), seq or network.length))
 
 
 def paper_shape(name: str, batch: int = 1) -> tuple[str, Shape]:
     """ "GMM.3.b16" -> its kind and shape; the shape's number defaults to 0, the batch to `batch`."""
-    kind, *options = name.split(".")
-    numbers = [o for o in options if o.isdigit()]
-    batches = [o[1:] for o in options if o.startswith("b") and o[1:].isdigit()]
-    at = int(numbers[0]) if numbers else 0
-    if kind not in PAPER or len(numbers) + len(batches) != len(options) or at >= len(PAPER[kind].shapes):
+    found = NAME.fullmatch(name)
+    if found is None or found["kind"] not in PAPER:
         raise unknown(name)
-    return kind, (int(batches[0]) if batches else batch, *PAPER[kind].shapes[at][1:])
+    shapes, number = PAPER[found["kind"]].shapes, int(found["number"] or 0)
+    if number >= len(shapes):
+        raise unknown(name)
+    return found["kind"], (int(found["batch"] or batch), *shapes[number][1:])
 
 
 def unknown(name: str) -> ModelError:

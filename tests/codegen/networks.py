@@ -1,9 +1,10 @@
-"""Small networks whose kernels are written by hand, and what they mean in NumPy."""
+"""Small networks whose kernels are written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Toy:
-    """A kernel of element-wise C and the NumPy function of its inputs that it computes."""
+    """A kernel of element-wise C; called with the values behind its pointers, it is a call."""
 
     kernel: Kernel
-    meaning: Callable[..., Array | tuple[Array, ...]]
 
     def __call__(self, *values: str, name: str = "") -> Call:
         return Call(self.kernel, values, workload=self.kernel.key, name=name)
@@ -30,7 +30,6 @@ class Toy:
 
 def toy(
     text: str | Sequence[str],
-    meaning: Callable[..., Any],
     shape: tuple[int, ...],
     reads: Sequence[str],
     dtype: str = "float32",
@@ -49,7 +48,7 @@ def toy(
     given = [Argument(n, shape, d, "input") for n, d in zip(names, reads, strict=True)]
     made = [Argument(f"out{i}", shape, dtype, "output") for i in range(len(texts))]
     key = f"{' '.join(texts)} {shape} {dtype} {' '.join(reads)}"
-    return Toy(Kernel(key, "kernel", source, (*given, *made), (), workspace_bytes), meaning)
+    return Toy(Kernel(key, "kernel", source, (*given, *made), (), workspace_bytes))
 
 
 def value(name: str, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> Value:
@@ -57,11 +56,11 @@ def value(name: str, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> V
 
 
 def add(shape: tuple[int, ...] = (4,)) -> Toy:
-    return toy("a[i] + b[i]", lambda a, b: a + b, shape, ["float32"] * 2)
+    return toy("a[i] + b[i]", shape, ["float32"] * 2)
 
 
 def double(shape: tuple[int, ...] = (4,), workspace_bytes: int = 0) -> Toy:
-    return toy("a[i] * 2", lambda a: a * 2, shape, ["float32"], workspace_bytes=workspace_bytes)
+    return toy("a[i] * 2", shape, ["float32"], workspace_bytes=workspace_bytes)
 
 
 def diamond(shape: tuple[int, ...] = (2, 3), x: str = "x", y: str = "y") -> Network:
@@ -84,7 +83,7 @@ def diamond_meaning(x: Array) -> Array:
 
 def chain(length: int, shape: tuple[int, ...] = (8,)) -> Network:
     """y = x + length, one call at a time."""
-    step = toy("a[i] + 1", lambda a: a + 1, shape, ["float32"])
+    step = toy("a[i] + 1", shape, ["float32"])
     names = ["x", *(f"v{i}" for i in range(length - 1)), "y"]
-    calls = tuple(step(a, b) for a, b in zip(names, names[1:], strict=False))
+    calls = tuple(step(a, b) for a, b in pairwise(names))
     return Network((value("x", shape),), (value("y", shape),), calls)

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from codegen.toolchain import Binary, Compiler, build, find_compiler, unbuilt
 from ir.compute import Dag
 from ir.dsl import compute, dag, placeholder, reduce_axis, select
 from ir.dsl import sum as sum_of
-from ir.expr import lt
+from ir.expr import Expr, lt
 from ir.target import Target
 from ir.timing import Failure, Timing
 
 TARGET = Target(features=("avx2", "fma"), vector_bytes=32, vector_registers=16)
 PRELUDE = "#include <stddef.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
 N = 1000
+Make = Callable[..., list[Binary]]
 HASTY = Settings(limit_ceiling=0.5, limit_floor=0.3, memory_bytes=384 << 20)
 
 # y[i] = x[i] * 2 + 1
@@ -85,7 +86,7 @@ def runner(ours: Binary) -> Iterator[Runner]:
 
 
 @pytest.fixture
-def built(compiler: Compiler, tmp_path: Path) -> object:
+def built(compiler: Compiler, tmp_path: Path) -> Make:
     def make(*kernels: Kernel) -> list[Binary]:
         found = build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE)
         assert all(isinstance(b, Binary) for b in found), found
@@ -102,7 +103,7 @@ def is_fine(t: Timing) -> bool:
 
 
 @pytest.mark.compiler
-def test_a_right_program_is_timed_warm_and_cold(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_a_right_program_is_timed_warm_and_cold(runner: Runner, built: Make, case: Case) -> None:
     (b,) = built(kernel("good", GOOD))
     batch = runner.measure([b], case)
     (t,) = batch.timings
@@ -115,7 +116,7 @@ def test_a_right_program_is_timed_warm_and_cold(runner: Runner, built, case: Cas
 
 
 @pytest.mark.compiler
-def test_every_fault_has_its_type_and_costs_only_itself(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_every_fault_has_its_type_and_costs_only_itself(runner: Runner, built: Make, case: Case) -> None:
     kernels = []
     for name, (body, _, _) in FAULTS.items():
         kernels += [kernel(f"before {name}", GOOD), kernel(name, body)]
@@ -134,7 +135,7 @@ def test_every_fault_has_its_type_and_costs_only_itself(runner: Runner, built, c
 
 
 @pytest.mark.compiler
-def test_memory_is_limited(built, ours: Binary, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_memory_is_limited(built: Make, ours: Binary, case: Case) -> None:
     fat = kernel("allocates for ever", "for (;;) memset(malloc(1 << 24), 1, 1 << 24);")
     programs = built(kernel("first", GOOD), fat, kernel("last", GOOD))
     with Runner(TARGET, ours, replace(HASTY, limit_ceiling=60.0)) as r:
@@ -144,7 +145,7 @@ def test_memory_is_limited(built, ours: Binary, case: Case) -> None:  # type: ig
 
 
 @pytest.mark.compiler
-def test_a_stale_path_is_seen(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_a_stale_path_is_seen(runner: Runner, built: Make, case: Case) -> None:
     old, good = built(kernel("old", GOOD), kernel("good", GOOD))
     stale = replace(old, kernel=replace(old.kernel, source=old.kernel.source + "/* another program */"))
     missing = replace(old, path=old.path.with_name("missing.so"))
@@ -156,7 +157,7 @@ def test_a_stale_path_is_seen(runner: Runner, built, case: Case) -> None:  # typ
 
 
 @pytest.mark.compiler
-def test_relative_to_the_incumbent_and_slow_ones_aborted(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_relative_to_the_incumbent_and_slow_ones_aborted(runner: Runner, built: Make, case: Case) -> None:
     work = "for (int r = 0; r < {}; r++) {{ " + GOOD + ' __asm__ volatile("" ::: "memory"); }}'
     times = {"same": 100, "slow": 1000, "best": 200}
     same, slow, best = built(*(kernel(name, work.format(n)) for name, n in times.items()))
@@ -172,14 +173,14 @@ def test_relative_to_the_incumbent_and_slow_ones_aborted(runner: Runner, built, 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("fault", ["one element wrong", "writes past the end", "segfaults", "hangs"])
-def test_a_broken_incumbent_does_not_stop_the_batch(runner: Runner, built, case: Case, fault: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_broken_incumbent_does_not_stop_the_batch(runner: Runner, built: Make, case: Case, fault: str) -> None:
     good, other, bad = built(kernel("good", GOOD), kernel("other", GOOD), kernel("bad", FAULTS[fault][0]))
     batch = runner.measure([good, other], case, incumbent=bad)
     assert all(map(is_fine, batch.timings)) and batch.incumbent_seconds is None
 
 
 @pytest.mark.compiler
-def test_confirm_gives_one_minimum_a_round(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_confirm_gives_one_minimum_a_round(runner: Runner, built: Make, case: Case) -> None:
     programs = built(*(kernel(f"good {i}", GOOD) for i in range(3)), kernel("bad", FAULTS["segfaults"][0]))
     *good, bad = runner.confirm(programs, case, rounds=4, seconds=0.002)
     for t in good:
@@ -223,7 +224,7 @@ def test_children_get_nothing_of_our_environment(
     built,
     ours: Binary,
     case: Case,
-    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET_OF_OURS", "1")
     (b,) = built(kernel("asks", GOOD + 'if (getenv("SECRET_OF_OURS") || !getenv("OMP_NUM_THREADS")) y[0] = 0;'))
@@ -232,7 +233,7 @@ def test_children_get_nothing_of_our_environment(
 
 
 @pytest.mark.compiler
-def test_children_are_recycled_and_leave_with_the_runner(built, ours: Binary, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_children_are_recycled_and_leave_with_the_runner(built: Make, ours: Binary, case: Case) -> None:
     programs = built(*(kernel(f"good {i}", GOOD) for i in range(6)))
     with Runner(TARGET, ours, replace(HASTY, workers=1, recycle=6)) as r:
         first = r.workers[0].process.pid
@@ -246,7 +247,7 @@ def test_children_are_recycled_and_leave_with_the_runner(built, ours: Binary, ca
 
 
 @pytest.mark.compiler
-def test_a_child_killed_from_outside_between_batches_is_replaced(runner: Runner, built, case: Case) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_killed_from_outside_between_batches_is_replaced(runner: Runner, built: Make, case: Case) -> None:
     (b,) = built(kernel("good", GOOD))
     for w in runner.workers:
         os.kill(w.process.pid, signal.SIGKILL)
@@ -255,7 +256,7 @@ def test_a_child_killed_from_outside_between_batches_is_replaced(runner: Runner,
 
 
 @pytest.mark.compiler
-def test_a_broken_harness_is_an_error_not_a_failure(built, ours: Binary, case: Case, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_broken_harness_is_an_error_not_a_failure(built: Make, ours: Binary, case: Case, tmp_path: Path) -> None:
     (b,) = built(kernel("good", GOOD))
     with (
         Runner(TARGET, replace(ours, path=tmp_path / "none.so"), HASTY) as r,
@@ -274,6 +275,71 @@ def test_children_start_quickly() -> None:
     done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert done.stdout == b"!" and done.returncode == 0, done.stderr
     assert time.monotonic() - began < 3  # 0.2 on an idle machine
+
+
+# ---------------------------------------------------------------------------------------------- throughput
+
+
+def gemm(name: str, rows: int, vectors: int, n: int = 512) -> Kernel:
+    """C = A B by register tiles of `rows` x `vectors`, B packed in panels; the last rows are a second, smaller tile."""
+    wide = vectors * 8
+    panels = -(-n // wide)
+
+    def tile(height: int) -> str:
+        cells = [(i, v) for i in range(height) for v in range(vectors)]
+        declare = ", ".join(f"c{i}_{v} = {{}}" for i, v in cells)
+        load = " ".join(f"vr b{v} = *(const vf *)(b + k * {wide} + {v * 8});" for v in range(vectors))
+        add = " ".join(f"c{i}_{v} += a[{i * n} + k] * b{v};" for i, v in cells)
+        store = " ".join(f"if (j + {v * 8} < {n}) *(vf *)(c + {i * n + v * 8}) = c{i}_{v};" for i, v in cells)
+        return f"vr {declare}; for (int k = 0; k < {n}; k++) {{ {load} {add} }} {store}"
+
+    def strip(first: int, last: int, height: int) -> str:
+        at = f"const float *a = A + i * {n}, *b = B + j * {n}; float *c = C + i * {n} + j;"
+        return f"for (int i = {first}; i < {last}; i += {height}) {{ {at} {tile(height)} }}" if height else ""
+
+    whole = n // rows * rows
+    body = f"for (int j = 0; j < {n}; j += {wide}) {{ {strip(0, whole, rows)} {strip(whole, n, n - whole)} }}"
+    source = f"void {name}(void *const *p, void *w) {{ const float *A = p[0], *B = p[1]; float *C = p[2]; {body} }}"
+    b = placeholder((n, n), "b", constant=True)
+
+    def packed(p: Expr, k: Expr, j: Expr) -> Expr:
+        return select(lt(p * wide + j, n), b[k, p * wide + j], 0.0)
+
+    arguments = (Argument("a", (n, n), "float32", "input"), Argument("packed", (panels, n, wide), "float32", "constant"),
+                 Argument("c", (n, n), "float32", "output"))  # fmt: skip
+    prepare = (("packed", dag([compute((panels, n, wide), packed, "packed")])),)
+    return Kernel(f"{name} {rows}x{vectors}", name, source, arguments, prepare)
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_throughput(compiler: Compiler, ours: Binary, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """64 packed matrix products of 512^3: built, verified and measured. Prints programs a second, asserts correctness."""
+    n = 512
+    a, b, k = placeholder((n, n), "a"), placeholder((n, n), "b", constant=True), reduce_axis(n)
+    d = dag([compute((n, n), lambda i, j: sum_of(a[i, k] * b[k, j], k), "c")])
+    made = Oracle(compiler, TARGET, tmp_path / "cases").case(d, 0)
+    tiles = [(m, v) for m in range(2, 8) for v in (1, 2, 3) if m * v + v + 1 <= 16]
+    vectors = "typedef float vr __attribute__((vector_size(32)));\n" + (
+        "typedef float vf __attribute__((vector_size(32), aligned(4), may_alias));\n"
+    )
+    incumbent = None
+    with Runner(TARGET, ours) as r:
+        for turn in range(3):
+            kernels = [gemm(f"k{turn}_{i}", *tiles[i % len(tiles)]) for i in range(64)]
+            began = time.monotonic()
+            found = build(kernels, compiler, TARGET, tmp_path / "out", prelude=vectors)
+            programs = [x for x in found if isinstance(x, Binary)]
+            middle = time.monotonic()
+            batch = r.measure(programs, made, incumbent)
+            ended = time.monotonic()
+            assert len(programs) == 64 and all(t.verified for t in batch.timings), batch.timings
+            best = min(range(64), key=lambda i: batch.timings[i].best or 1)
+            incumbent = programs[best]
+            with capsys.disabled():
+                rate, seconds = 64 / (ended - began), batch.timings[best].best or 1
+                print(f"\n{rate:.1f} programs/s (build {middle - began:.2f} s, measure {ended - middle:.2f} s), best "
+                      f"{2 * n**3 / seconds / 1e9:.0f} GFLOP/s of {batch.peak_gflops:.0f}")  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- comparing

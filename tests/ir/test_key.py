@@ -12,12 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir.compute import COMBINERS, LEFT, RIGHT, Combiner, Compute, Dag, Input
-
 from ir.evaluate import evaluate
 from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, children, lt, rebuild, select
-from ir.key import canonical, dag_text, key, parse_dag, text_key
+from ir.key import canonical, key, text_key
+from ir.text import dag_text, parse_dag
 
-NAMES = ["a", "pad", "B.pack", "sum", "inf", "and", "over", "output", "combiner", "/layer/conv:0", 'q"uote', "x y", "é\\"]
+NAMES = [
+    "a",
+    "pad",
+    "B.pack",
+    "sum",
+    "inf",
+    "and",
+    "over",
+    "output",
+    "combiner",
+    "/layer/conv:0",
+    'q"uote',
+    "x y",
+    "é\\",
+]
 DTYPES = ["float32", "int8", "float16"]
 
 
@@ -47,7 +61,9 @@ def any_tree(rng: random.Random, leaves: list[Expr], depth: int) -> Expr:
 def any_dag(seed: int) -> Dag:
     rng = random.Random(seed)
     names = any_name(rng, rng.randint(2, 5))
-    known: list[Input | Compute] = [Input(names[0], (rng.randint(0, 4),) * rng.randint(0, 2), rng.choice(DTYPES), rng.random() < 0.5)]
+    known: list[Input | Compute] = [
+        Input(names[0], (rng.randint(0, 4),) * rng.randint(0, 2), rng.choice(DTYPES), rng.random() < 0.5)
+    ]
     custom = Combiner("mine", -math.inf, lt(Param(LEFT), Param(RIGHT, "int8")), reorders=rng.random() < 0.5)
     for name in names[1:]:
         axes = [Axis(n, rng.randint(1, 4)) for n in any_name(rng, rng.randint(1, 3))]

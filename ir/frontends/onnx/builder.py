@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -63,6 +63,12 @@ class Call:
         found = self.attributes.get(name, default)
         if not isinstance(found, str):
             raise ValueError(f"attribute {name} is {found!r}, not a string")
+        return found
+
+    def choice(self, name: str, options: Iterable[str], default: str) -> str:
+        found = self.text(name, default)
+        if found not in options:
+            raise ValueError(f"attribute {name} is {found!r}, not one of {', '.join(options)}")
         return found
 
 

@@ -18,6 +18,7 @@ from ir.frontends.onnx.reader import (
     attribute,
     bound_shapes,
     captured,
+    one_line,
     opsets,
     shown,
     tensor,
@@ -35,6 +36,7 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 UNROLLED = 4096  # iterations of a loop; more would make a graph that nobody can compile
+FAULTS = (ValueError, TypeError, IndexError, ArithmeticError)  # what senseless attributes and shapes raise in a handler
 NESTING = 64  # functions in functions; more is a model that calls itself
 
 
@@ -113,7 +115,7 @@ class Importer:
             self._inline(function, inputs, attributes, proto.output, scope)
             return
         if domain == "" and proto.op_type in CONTROL:
-            CONTROL[proto.op_type](self, proto, attributes, inputs, scope)
+            self._controlled(proto, attributes, inputs, scope)
             return
         values = {
             k: attribute(a, self.folder, f"attribute {shown(k)} of {_title(proto)}") for k, a in attributes.items()
@@ -132,8 +134,8 @@ class Importer:
         b.base, b.made, first = next((o for o in call.outputs if o), call.name or call.kind), set(), len(b.nodes)
         try:
             found = list(handler(b, call))
-        except (ValueError, TypeError, IndexError, ArithmeticError) as error:  # ModelError is a ValueError
-            raise ModelError(f"{call.title}: {error}") from error
+        except FAULTS as error:
+            raise ModelError(f"{call.title}: {one_line(str(error))}") from error
         for ours, wanted in zip(list(found), call.outputs, strict=False):
             if wanted and ours in b.made and wanted not in b.values:
                 b.rename(ours, wanted, first)
@@ -171,6 +173,16 @@ class Importer:
         for formal, wanted in zip(function.output, outputs, strict=False):
             if wanted:
                 scope.names[wanted] = self._found(formal, inner, f"an output of function {function.name}")
+
+    def _controlled(
+        self, proto: NodeProto, attributes: Mapping[str, AttributeProto], inputs: Sequence[str], scope: Scope
+    ) -> None:
+        try:
+            CONTROL[proto.op_type](self, proto, attributes, inputs, scope)
+        except ModelError:  # told by the node inside
+            raise
+        except FAULTS as error:
+            raise ModelError(f"{_title(proto)}: {one_line(str(error))}") from error
 
     def _subgraph(self, graph: GraphProto, inputs: Sequence[str], scope: Scope) -> list[str]:
         """The body of a control operator, once; it sees the names around it."""
@@ -215,7 +227,9 @@ class Importer:
     ) -> None:
         """Unrolled along the scanned dimension (opset 9 and later)."""
         b, body, title = self.builder, _graph(attributes, "body", proto), _title(proto)
-        count = attributes["num_scan_inputs"].i
+        count = attributes["num_scan_inputs"].i if "num_scan_inputs" in attributes else 0
+        if not 1 <= count <= len(inputs):
+            raise ValueError(f"num_scan_inputs is {count}, but it has {len(inputs)} inputs")
         carried, scanned = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
         results = len(body.output) - len(carried)
 
@@ -291,9 +305,12 @@ class Importer:
         ]
         versions = schema.context_dependent_function_opset_versions
         usable = [v for v in versions if v <= call.version] or versions
-        body = schema.get_context_dependent_function_with_opset_version(
-            max(usable), concrete.SerializeToString(), types
-        )
+        try:
+            body = schema.get_context_dependent_function_with_opset_version(
+                max(usable), concrete.SerializeToString(), types
+            )
+        except RuntimeError as error:  # onnx's own parser of function bodies gives up
+            raise ModelError(f"{call.title}: its definition cannot be built from its attributes and shapes") from error
         return _parsed_function(body)
 
 

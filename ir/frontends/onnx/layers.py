@@ -170,6 +170,8 @@ def _global_lp_pool(b: Builder, n: Call) -> Sequence[str]:
     return [b.emit("lp_pool", n.input(0), kernel=kernel, p=n.real("p", 2))]
 
 
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+
 # --- windows ----------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +186,7 @@ def window(b: Builder, n: Call, kernel: tuple[int, ...]) -> dict[str, Attribute]
     """strides, dilations, pads: `auto_pad` resolved."""
     sizes, rank = b.shape(n.input(0))[2:], len(kernel)
     strides, dilations = n.ints("strides", (1,) * rank), n.ints("dilations", (1,) * rank)
-    pads, auto = n.ints("pads", (0,) * 2 * rank), n.text("auto_pad", "NOTSET")
+    pads, auto = n.ints("pads", (0,) * 2 * rank), n.choice("auto_pad", AUTO_PADS, "NOTSET")
     if auto == "VALID":
         pads = (0,) * 2 * rank
     elif auto != "NOTSET":
@@ -210,7 +212,7 @@ def _conv_transpose(b: Builder, n: Call) -> Sequence[str]:
     rank = len(kernel)
     strides, dilations = n.ints("strides", (1,) * rank), n.ints("dilations", (1,) * rank)
     extra, pads = n.ints("output_padding", (0,) * rank), n.ints("pads", (0,) * 2 * rank)
-    auto = n.text("auto_pad", "NOTSET")
+    auto = n.choice("auto_pad", AUTO_PADS, "NOTSET")
     wanted = n.ints("output_shape", ())[-rank:]
     if not wanted and auto in ("SAME_UPPER", "SAME_LOWER"):
         wanted = tuple(i * s for i, s in zip(sizes, strides, strict=True))

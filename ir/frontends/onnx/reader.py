@@ -31,6 +31,11 @@ def shown(name: str, limit: int = 80) -> str:
     return repr(name if len(name) <= limit else name[: limit - 3] + "...")
 
 
+def one_line(text: str) -> str:
+    """Text from the file may hold anything; an error message is one line."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def titled(kind: str, name: str, outputs: Sequence[str]) -> str:
     """A node in an error message: its kind, and its name or else what it makes."""
     return f"{kind if kind.isidentifier() else shown(kind)} node {shown(name or next(filter(None, outputs), ''))}"

@@ -120,7 +120,7 @@ def _recurrent(b: Builder, n: Call) -> Sequence[str]:
     if steps > STEPS:
         raise ValueError(f"{steps} steps are too many to unroll")
     lengths = b.integers(n.input(4), "sequence_lens") if n.has(4) else (steps,) * batch
-    directions = n.text("direction", "forward")
+    directions = n.choice("direction", ("forward", "reverse", "bidirectional"), "forward")
     count = 2 if directions == "bidirectional" else 1
     runs = []
     for p in range(count):

@@ -84,7 +84,7 @@ def _lines(b: Builder, n: Call) -> list[Line]:
     shape, rank = b.shape(x), b.rank(x)
     axes = [normal_axis(a, rank) for a in n.ints("axes", tuple(range(rank)))]
     at = 2 if n.kind == "Resize" and n.version >= 11 else 1
-    mode = n.text("coordinate_transformation_mode", "half_pixel" if at == 2 else "asymmetric")
+    mode = n.choice("coordinate_transformation_mode", COORDINATES, "half_pixel" if at == 2 else "asymmetric")
     roi = _regions(b, n, axes, at, mode)
     sizes = list(shape)
     scales = [Fraction(1)] * rank
@@ -119,7 +119,7 @@ def _regions(b: Builder, n: Call, axes: list[int], at: int, mode: str) -> dict[i
 def _from_sizes(b: Builder, n: Call, extents: list[int]) -> tuple[list[int], list[Fraction]]:
     wanted = list(b.integers(n.input(3), "the sizes"))
     scales = [Fraction(w, e) for w, e in zip(wanted, extents, strict=True)]
-    policy = n.text("keep_aspect_ratio_policy", "stretch")
+    policy = n.choice("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"), "stretch")
     if policy == "stretch":
         return wanted, scales
     scale = min(scales) if policy == "not_larger" else max(scales)
@@ -127,7 +127,7 @@ def _from_sizes(b: Builder, n: Call, extents: list[int]) -> tuple[list[int], lis
 
 
 def _resize(b: Builder, n: Call) -> Sequence[str]:
-    x, mode = n.input(0), n.text("mode", "nearest")
+    x, mode = n.input(0), n.choice("mode", ("nearest", "linear", "bilinear", "cubic"), "nearest")
     lines = _lines(b, n)
     if 0 in b.shape(x):
         return [b.filled([line.size for line in lines], np.zeros((), b.dtype(x)))]
