@@ -32,7 +32,7 @@ from ir.expr import FLOATS, OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read
 
 ZERO = "0"  # an error that is zero whatever the inputs are
 
-PRELUDE = r"""
+RUNTIME = r"""
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -222,7 +222,7 @@ class _Writer:
                 self.line(f'save(folder, "e{i}", {p.name}e, {prod(p.shape)}, sizeof(double));')
         body = "\n".join(self.lines)
         end = '  printf("%d %d\\n", first_missed, inexact);\n  return 0;\n'
-        return f"{PRELUDE}\nint main(int count, char **words) {{\n  const char *folder = words[1];\n{body}\n{end}}}\n"
+        return f"{RUNTIME}\nint main(int count, char **words) {{\n  const char *folder = words[1];\n{body}\n{end}}}\n"
 
     def write_stage(self, stage: Compute, name: str) -> None:
         self.axes, self.known = {}, [{}]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from ir.compute import Compute, Dag, Input
 from ir.expr import FLOATS, Axis, Expr, Op, Read, children, reads, substitute, walk
 from ir.target import Target
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 # -O3 for its vectoriser; sums keep their order, integers wrap, and a*b+c is two roundings.
 FLAGS = ("-std=gnu11", "-O3", "-w", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")

@@ -19,9 +19,10 @@ from ir.dsl import Handle, placeholder
 from ir.dsl import dag as dag_of
 from ir.evaluate import evaluate
 from ir.expr import Const, Expr, Read, children, rebuild
-from ir.graph import Graph, Node
+from ir.graph import Graph, ModelError, Node
 from ir.key import canonical, dag_text, text_key
 from ir.operators import OPERATORS, elementwise
+from ir.operators.operator import IndexBound
 from ir.passes.axes import plain_axes
 from ir.passes.rewrite import is_channels_last
 from ir.workload import Workload
@@ -41,12 +42,17 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Elements of `value` are run-time indices of `node` and must lie in low..high."""
+    """Elements first, first + step, ... of `value` are run-time indices of `node`: they must lie in low..high."""
 
     node: str
     value: str
     low: int
     high: int
+    first: int = 0
+    step: int = 1
+
+    def check(self, value: np.ndarray) -> None:
+        IndexBound(0, self.low, self.high).check(self.node, value.reshape(-1)[self.first :: self.step])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +89,18 @@ def workloads(graph: Graph, fusion: Fusion = Fusion()) -> Partition:
 
 
 def execute(partition: Partition, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The graph's outputs, call by call, by the interpreter: what a runtime must do."""
+    """The graph's outputs, call by call, by the interpreter: what a runtime must do.
+
+    Raises IndexError for a run-time index out of bounds.
+    """
     graph, buffers = partition.graph, {**partition.graph.constants, **inputs}
 
     def value(name: str) -> np.ndarray:
         return np.asarray(buffers[partition.aliases.get(name, name)])
 
     for call in partition.calls:
+        for b in call.bounds:
+            b.check(value(b.value))
         dag = call.workload.dag
         given = {i.name: value(n).reshape(i.shape) for i, n in zip(dag.inputs, call.inputs, strict=True)}
         made = evaluate(dag, given)
@@ -233,8 +244,13 @@ class Groups:
     # --- what feeds: transpose -> reshape -> matmul
 
     def _feed(self, group: int) -> None:
-        """Take the moves that only this group reads; views alone stay outside, where they are free."""
-        for name in [n for i in self.members[group] for n in self.graph.nodes[i].inputs]:
+        """Take the moves that only this group reads; views alone stay outside, where they are free.
+
+        Run-time indices stay outside too: a runtime must see them to refuse those out of bounds.
+        """
+        nodes = [self.graph.nodes[i] for i in self.members[group]]
+        checked = {bound.value for bound in _bounds(self.graph, nodes)}
+        for name in [n for node in nodes for n in node.inputs if n not in checked]:
             chain = list(self._chain(group, name))
             while chain and self._operator(chain[-1]) in VIEWS:
                 chain.pop()
@@ -323,13 +339,25 @@ def _call(graph: Graph, nodes: Sequence[Node]) -> Call:
 
 
 def _bounds(graph: Graph, nodes: Sequence[Node]) -> tuple[Bound, ...]:
-    return tuple(
-        Bound(node.name, node.inputs[b.input], b.low, b.high)
-        for node in nodes
-        for b in OPERATORS[node.operator].bounds(
-            [graph.values[i].shape if i else None for i in node.inputs], node.attributes
-        )
-    )
+    """What must hold for indices that come at run time; constants are checked here (ModelError)."""
+    return tuple(b for node in nodes for b in _bounds_of(graph, node) if not _known(graph, b))
+
+
+def _bounds_of(graph: Graph, node: Node) -> Iterator[Bound]:
+    shapes = [graph.values[i].shape if i else None for i in node.inputs]
+    for b in OPERATORS[node.operator].bounds(shapes, node.attributes):
+        name = node.inputs[b.input]
+        every = b.component is None
+        yield Bound(node.name, name, b.low, b.high, b.component or 0, 1 if every else graph.values[name].shape[-1])
+
+
+def _known(graph: Graph, bound: Bound) -> bool:
+    if bound.value in graph.constants:
+        try:
+            bound.check(graph.constants[bound.value])
+        except IndexError as e:
+            raise ModelError(str(e)) from e
+    return bound.value in graph.constants
 
 
 def _joined(found: Sequence[Workload]) -> Iterator[Workload]:

@@ -326,7 +326,9 @@ class _StageNest:
         here = [c for c in b.dag.computes if position and b.host.get(c.name) == (self.stage.name, position)]
         if not here:
             return body()
-        regions = self._regions(here, self._where(place))
+        places = {name: at for name, (nest, at) in b.host.items() if nest == self.stage.name}
+        inside = [c for c in b.dag.computes if places.get(c.name, 0) >= position]  # a consumer may run further in
+        regions = self._regions(inside, self._where(place))
         before, saved = [], dict(self.locals)
         for c in here:
             region = regions[c.name]

@@ -60,6 +60,7 @@ def tiling(stage: Compute, tile: Tile | None, get: Get) -> Tiling:
     sizes: dict[Axis, tuple[Column, ...]] = {}
     for a in stage.axes:
         levels = tile.structure.count("S" if a in stage.space else "R")
+        levels += a == vector and a in stage.reduce  # vectors of partial results side by side
         sizes[a] = _sizes(stage.name, a, levels, lanes if a == vector else 1, get)
     return Tiling(
         stage, tile.structure, vector, lanes, sizes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import gcd, prod
@@ -25,30 +25,6 @@ from ir.transform import apply, constant_stages, unit_axes
 from search.validity import structure, tilings
 
 LINE = 64  # bytes of a cache line
-
-
-def by_split(population: Population) -> Iterator[tuple[np.ndarray | slice, Population]]:
-    """Rows that share the choices of all "split" holes: only there does the sketch's DAG have one set of extents."""
-    sketch = population.sketch
-    columns = [i for i, h in enumerate(sketch.holes) if h.kind == "split" and len(h.options) > 1]
-    if not columns:
-        yield slice(None), population
-        return
-    chosen, which = np.unique(population.choices[:, columns], axis=0, return_inverse=True)
-    for n, choices in enumerate(chosen):
-        rows = np.flatnonzero(which.ravel() == n)
-        picked = dict(zip(columns, (int(c) for c in choices), strict=True))
-        part = population.choices[rows].copy()
-        part[:, columns] = 0
-        yield rows, Population(_specialised(sketch, tuple(picked.items())), part)
-
-
-@lru_cache(maxsize=1024)
-def _specialised(sketch: Sketch, picked: tuple[tuple[int, int], ...]) -> Sketch:
-    """The same sketch with one option left in some holes (column -> choice)."""
-    chosen = dict(picked)
-    holes = tuple(replace(h, options=(h.options[chosen[i]],)) if i in chosen else h for i, h in enumerate(sketch.holes))
-    return replace(sketch, holes=holes)
 
 
 # --- structure: once a sketch -----------------------------------------------------------
@@ -371,7 +347,7 @@ def accesses(population: Population, stage: str) -> dict[str, Loads]:
     included. Operands that a packed copy stands for go by the copy's name, "B.pack".
 
     Exact where the indices of a read are linear in at most two axes, and a tensor is read in one form. The numbers of
-    a sketch with "split" holes are those of their first options: see `by_split`.
+    a sketch with "split" holes are those of their first options: see `search.validity.by_split`.
     """
     found = plan_of(population.sketch).stages[stage]
     t = tilings(population)[stage]

@@ -28,14 +28,13 @@ from search.access import (
     Stage,
     accesses,
     blocks_of,
-    by_split,
     divides,
     issued,
     loops_of,
     plan_of,
     unrolled_steps,
 )
-from search.validity import attached_region, registers, rows_and_vectors, tilings
+from search.validity import attached_region, by_split, registers, rows_and_vectors, tilings
 
 __all__ = ["NAMES", "VERSION", "WIDTH", "Loads", "accesses", "features"]
 

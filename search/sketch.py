@@ -146,7 +146,7 @@ def add_write_cache(state: State, stage: Compute) -> Iterable[State]:
 
 def tile(state: State, stage: Compute) -> Iterable[State]:
     for vector in vector_axes(state.dag, stage):
-        yield _tiled(state, stage, vector, "SSRSRS", "tile")
+        yield _tiled(state, stage, vector, _levels(stage, vector), "tile")
 
 
 def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
@@ -159,9 +159,14 @@ def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
             state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"),
             stage,
             vector,
-            "SSRSRS",
+            _levels(stage, vector),
             "tile-and-fuse",
         )
+
+
+def _levels(stage: Compute, vector: str) -> str:
+    """Lanes along the reduction hold partial results until all of it is summed: it is not split again."""
+    return "SSRS" if any(a.name == vector for a in stage.reduce) else "SSRSRS"
 
 
 def rfactor(state: State, stage: Compute) -> Iterable[State]:

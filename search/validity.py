@@ -6,6 +6,8 @@ All columns at once: no program object is made. The predicates are those that a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -36,8 +38,32 @@ def structure(sketch: Sketch) -> tuple[Dag, dict[str, Tile]]:
     return dag, {s.stage: s for s in sketch.steps if isinstance(s, Tile)}
 
 
+def by_split(population: Population) -> Iterator[tuple[np.ndarray | slice, Population]]:
+    """Rows that share the choices of all "split" holes: only there does the sketch's DAG have one set of extents."""
+    sketch = population.sketch
+    columns = [i for i, h in enumerate(sketch.holes) if h.kind == "split" and len(h.options) > 1]
+    if not columns:
+        yield slice(None), population
+        return
+    chosen, which = np.unique(population.choices[:, columns], axis=0, return_inverse=True)
+    for n, choices in enumerate(chosen):
+        rows = np.flatnonzero(which.ravel() == n)
+        picked = dict(zip(columns, (int(c) for c in choices), strict=True))
+        part = population.choices[rows].copy()
+        part[:, columns] = 0
+        yield rows, Population(_specialised(sketch, tuple(picked.items())), part)
+
+
+@lru_cache(maxsize=1024)
+def _specialised(sketch: Sketch, picked: tuple[tuple[int, int], ...]) -> Sketch:
+    """The same sketch with one option left in some holes (column -> choice)."""
+    chosen = dict(picked)
+    holes = tuple(replace(h, options=(h.options[chosen[i]],)) if i in chosen else h for i, h in enumerate(sketch.holes))
+    return replace(sketch, holes=holes)
+
+
 def tilings(population: Population) -> dict[str, Tiling]:
-    """Per tiled stage, sizes as columns."""
+    """Per tiled stage, sizes as columns. Extents are those of the first options of "split" holes: see `by_split`."""
     dag, tiles = structure(population.sketch)
     return {name: tiling(dag.stage(name), tile, population.get) for name, tile in tiles.items() if name in dag.tensors}
 
@@ -47,12 +73,13 @@ def canonical(population: Population) -> Columns:
 
     Tile factors are clamped as in `ir.tiling`; the other holes stand as chosen.
     """
-    columns = [population.values(h.name) for h in population.sketch.holes]
-    effective = _effective_factors(population)
-    for i, h in enumerate(population.sketch.holes):
-        if h.name in effective:
-            columns[i] = effective[h.name]
-    return np.stack(columns, axis=1) if columns else np.zeros((len(population), 0), np.int64)
+    holes = population.sketch.holes
+    out = np.empty((len(population), len(holes)), np.int64)
+    for rows, part in by_split(population):
+        effective = _effective_factors(part)
+        for i, h in enumerate(holes):
+            out[rows, i] = effective[h.name] if h.name in effective else part.values(h.name)
+    return out
 
 
 def _effective_factors(population: Population) -> dict[str, Columns]:
@@ -66,6 +93,13 @@ def _effective_factors(population: Population) -> dict[str, Columns]:
 
 def valid(population: Population, target: Target) -> Columns:
     """bool column: fits the registers, is large enough, is not too much code, keeps its buffers small."""
+    ok = np.empty(len(population), dtype=bool)
+    for rows, part in by_split(population):
+        ok[rows] = _valid(part, target)
+    return ok
+
+
+def _valid(population: Population, target: Target) -> Columns:
     ok = np.ones(len(population), dtype=bool)
     found = tilings(population)
     for t in found.values():

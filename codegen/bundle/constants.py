@@ -122,5 +122,10 @@ def _value(network: Network, c: Constant, evaluate: Evaluate) -> Array:
 def aligned_bytes(size: int) -> Array:
     """Uninitialised bytes whose first is 64-byte aligned."""
     raw = np.empty(size + 63, np.uint8)
-    start = -raw.ctypes.data % 64
+    start = -address(raw) % 64
     return raw[start : start + size]
+
+
+def address(array: Array) -> int:
+    """Of the first element. Four times faster than `array.ctypes.data`."""
+    return int(array.__array_interface__["data"][0])

@@ -36,5 +36,5 @@ def _call(call: Fused, kernel: Kernel) -> Call:
     dag = call.workload.dag
     values = dict(zip((i.name for i in dag.inputs), call.inputs, strict=True))
     values |= dict(zip(dag.outputs, call.outputs, strict=True))
-    indices = tuple(Indices(b.value, b.low, b.high) for b in call.bounds)
+    indices = tuple(Indices(b.value, b.low, b.high, b.first, b.step) for b in call.bounds)
     return Call.of(kernel, values, call.workload.key, " + ".join(call.nodes), indices)

@@ -277,8 +277,8 @@ class Growing:
         computes = []
         for s in range(stages):
             dtype = self.pick(["float32", "float32", "int32", "float64"])
-            space, over = (Axis("i", 4), Axis("j", 3)), (Axis("k", 3), Axis("l", 2))
-            over = () if self.rng.random() < 0.6 else over[: self.rng.integers(1, 3)]
+            space = (Axis("i", 4), Axis("j", 3))
+            over = (Axis("k", 3), Axis("l", 2))[: self.rng.choice([0, 0, 0, 1, 2])]
             body = self.expr((*space, *over), dtype, int(self.rng.integers(1, 4)))
             computes.append(Compute(f"s{s}", space, body, over, self.combiner(dtype) if over else SUM, dtype))
             self.tensors[f"s{s}"] = ((4, 3), dtype)

@@ -11,7 +11,7 @@ from ir.compute import Dag
 from ir.evaluate import run_graph
 from ir.expr import Const, walk
 from ir.fuse import Fusion, Partition, execute, workloads
-from ir.graph import Graph
+from ir.graph import Graph, ModelError
 from ir.key import canonical, key
 from ir.passes import optimise
 from ir.zoo.builder import Builder
@@ -202,8 +202,29 @@ def test_names_are_for_people() -> None:
     assert names == ["conv2d_1x8x6x4_k3x3x6_s2_g2_relu", "gemm_4x18_n5_tanh"]
 
 
-def test_run_time_indices_carry_their_bounds() -> None:
+def test_run_time_indices_carry_their_bounds_and_are_seen() -> None:
     b = Builder("g")
-    graph = b.graph(b.node("gather", b.weight((9, 4), 4), b.input("x", (3,), "int64"), axis=0))
-    [call] = partition(graph).calls
-    assert [(bound.value, bound.low, bound.high) for bound in call.bounds] == [("x", -9, 8)]
+    indices = b.node("cast", b.input("x", (3,), "int32"), to="int64")
+    graph = b.graph(b.node("gather", b.weight((9, 4), 4), indices, axis=0))
+    found = partition(graph)
+    assert [len(c.nodes) for c in found.calls] == [1, 1]
+    [bound] = found.calls[1].bounds
+    assert (bound.value, bound.low, bound.high) == (indices, -9, 8)
+    with pytest.raises(IndexError, match="9 is outside"):
+        execute(found, {"x": np.array([0, 9, 1], np.int32)})
+
+
+def test_indices_known_before_run_time_need_no_check() -> None:
+    b = Builder("g")
+    graph = b.graph(b.node("gather", b.input("x", (5, 4)), b.constant(np.array([4, -1])), axis=0))
+    assert partition(graph).calls[0].bounds == ()
+    wrong = b.graph(b.node("gather", "x", b.constant(np.array([5])), axis=0))
+    with pytest.raises(ModelError, match="5 is outside"):
+        workloads(wrong)
+
+
+def test_each_component_of_an_index_has_its_own_bound() -> None:
+    b = Builder("g")
+    graph = b.graph(b.node("gather_nd", b.input("x", (5, 2)), b.input("i", (3, 2), "int64"), batch_dims=0))
+    found = {(bound.first, bound.step, bound.high) for bound in workloads(graph).calls[0].bounds}
+    assert found == {(0, 2, 4), (1, 2, 1)}
