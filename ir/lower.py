@@ -99,12 +99,15 @@ def _span(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
 
 
 def union(one: Region, other: Region, shape: tuple[int, ...]) -> Region:
-    """Smallest box of ours that holds both: exact where the bases agree, else the whole dimension."""
-    dims = []
+    """Smallest box of ours that holds both: exact where the bases differ by a number, else the whole dimension."""
+    dims: list[tuple[Affine, int, bool]] = []
     for b1, n1, c1, b2, n2, c2, extent in zip(
         one.base, one.size, one.clipped, other.base, other.size, other.clipped, shape, strict=True
     ):
-        dims.append((b1, max(n1, n2), c1 or c2) if b1 == b2 else (ZERO, extent, False))
+        apart = plus(b2, scale(b1, -1)) or ZERO
+        size = max(n1, apart.constant + n2) - min(0, apart.constant)
+        fits = not apart.terms and size < extent
+        dims.append((b1 if apart.constant >= 0 else b2, size, c1 or c2) if fits else (ZERO, extent, False))
     base, size, clipped = zip(*dims, strict=True) if dims else ((), (), ())
     return Region(tuple(base), tuple(size), tuple(clipped))
 

@@ -13,11 +13,12 @@ from math import prod
 
 import numpy as np
 
+from ir.affine import Affine, affine
 from ir.compute import Compute, Dag
-from ir.expr import Axis
+from ir.expr import Axis, reads
 from ir.schedule import ComputeAt, Population, Sketch, Tile
 from ir.target import Target
-from ir.tiling import Tiling, tiling
+from ir.tiling import Column, Tiling, tiling
 from ir.transform import apply, unit_axes
 
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
@@ -25,7 +26,7 @@ MOST_STATEMENTS = 200  # unrolled statements of one stage, all tail variants tog
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
 
-Columns = np.ndarray
+Columns = Column  # an array with one entry a program, or one number for all of them
 
 
 @lru_cache(maxsize=256)
@@ -175,19 +176,22 @@ def attached_region(population: Population, step: ComputeAt, dag: Dag, host: Til
     return size, runs
 
 
-def _reads_of(dag: Dag, producer: str, host: Compute) -> list[tuple]:
-    from ir.affine import affine
-    from ir.expr import reads
+Forms = tuple[Affine | None, ...]  # of a read's indices
 
+
+def _reads_of(dag: Dag, producer: str, host: Compute) -> list[Forms]:
     return [tuple(affine(i) for i in r.index) for r in reads(host.body) if r.tensor == producer]
 
 
-def _dimension(forms: list[tuple], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
-    """Extent of one dimension of the region; the whole where no read of the host itself tells."""
-    if not forms or any(f[d] is None for f in forms):
+def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
+    """Extent of one dimension of the region; the whole where no read of the host itself tells, or reads move apart."""
+    found = [f[d] for f in forms]
+    known = [f for f in found if f is not None]
+    if len({f.terms for f in known}) != 1 or len(known) < len(found):
         return np.float64(extent)
-    reach = [1 + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in f[d].terms) for f in forms]
-    return np.minimum(np.maximum.reduce(np.broadcast_arrays(*reach)) if len(reach) > 1 else reach[0], extent)
+    starts = [f.constant for f in known]
+    reach = 1 + max(starts) - min(starts) + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in known[0].terms)
+    return np.minimum(reach, extent)
 
 
 def spans(host: Tiling, position: Columns, n: int) -> tuple[dict[Axis, Columns], Columns]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from codegen.c import PRELUDE, kernel
 from codegen.kernel import Kernel
-from codegen.toolchain import Binary, build
+from codegen.toolchain import Binary, build, slots
 from ir.lower import lower
 from ir.schedule import Program
 from ir.timing import Failure
 from tasks.workbench import Workbench
+
+UNIT = 16  # programs a translation unit: more costs nothing but waiting, fewer repeat the prelude
+COMPILER_BYTES = 2 << 30  # address space one compiler may fill
 
 
 def kernel_of(program: Program, key: str) -> Kernel:
@@ -25,11 +29,21 @@ def kernel_of(program: Program, key: str) -> Kernel:
 def build_batch(
     bench: Workbench, programs: Sequence[tuple[str, Program]], directory: Path | None = None
 ) -> list[Binary | Failure]:
-    """Binaries in the order of the programs (key, program)."""
-    made = [_kernel(program, key) for key, program in programs]
-    kernels = [k for k in made if isinstance(k, Kernel)]
-    built = iter(build(kernels, bench.compiler, bench.target, directory or bench.directory / "built", prelude=PRELUDE))
-    return [next(built) if isinstance(k, Kernel) else k for k in made]
+    """Binaries in the order of the programs (key, program). While the compiler works on one unit, the next is written."""
+    folder, workers = directory or bench.directory / "built", slots(COMPILER_BYTES)
+    size = max(1, min(UNIT, -(-len(programs) // workers)))  # a small batch still feeds every worker
+
+    def compiled(made: list[Kernel | Failure]) -> list[Binary | Failure]:
+        kernels = [k for k in made if isinstance(k, Kernel)]
+        built = iter(build(kernels, bench.compiler, bench.target, folder, prelude=PRELUDE, unit=size, jobs=1) if kernels else ())
+        return [next(built) if isinstance(k, Kernel) else k for k in made]
+
+    with ThreadPoolExecutor(workers) as pool:
+        units = [
+            pool.submit(compiled, [_kernel(program, key) for key, program in programs[i : i + size]])
+            for i in range(0, len(programs), size)
+        ]
+        return [answer for unit in units for answer in unit.result()]
 
 
 def _kernel(program: Program, key: str) -> Kernel | Failure:

@@ -50,7 +50,7 @@ def ms(value: float) -> Any:
 
 def test_there_is_a_question_for_every_need():
     assert names() == (
-        "best_program", "errors", "history", "incumbent", "measured_keys", "model_quality", "progress",
+        "best_program", "errors", "find", "history", "incumbent", "measured_keys", "model_quality", "progress",
         "rules_that_pay", "run_summary", "sketch_texts", "told", "top_k", "training_set", "tuning_cost",
     )  # fmt: skip
 

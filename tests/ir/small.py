@@ -83,7 +83,9 @@ Step = Callable[[Builder, random.Random, str], str]
 def _conv(b: Builder, rng: random.Random, x: str) -> str:
     c, k, groups = b.shape(x)[1], rng.choice([1, 2, 3]), rng.choice([1, 1, 2])
     groups = groups if c % groups == 0 else 1
-    return b.conv(x, rng.choice([2, 4, 6]) * groups, (k, 3), (1, rng.choice([1, 2])), (1, 2), groups, rng.random() < 0.5)
+    return b.conv(
+        x, rng.choice([2, 4, 6]) * groups, (k, 3), (1, rng.choice([1, 2])), (1, 2), groups, rng.random() < 0.5
+    )
 
 
 def _depthwise(b: Builder, rng: random.Random, x: str) -> str:
@@ -101,7 +103,7 @@ def _norm(b: Builder, rng: random.Random, x: str) -> str:
 
 def _vector(b: Builder, rng: random.Random, x: str) -> str:
     """Operands that broadcast: along channels, along columns, a scalar, a whole image."""
-    n, c, h, w = b.shape(x)
+    _, c, h, w = b.shape(x)
     shape = rng.choice([(c, 1, 1), (1, c, 1, 1), (w,), (h, 1), (), (1, 1, h, w), (c, h, w)])
     return b.node(rng.choice(["mul", "add", "sub"]), x, b.constant(b.uniform(shape, -1, 1)))
 

@@ -15,6 +15,7 @@ from ir.graph import Attribute, Graph, ModelError, Node, Value
 from ir.operators import infer
 
 FOLD_ELEMENTS = 1 << 16  # shape arithmetic and small tables; folding large weights is a graph pass
+UNROLLED = 1024  # steps of a loop or recurrence; more would make a graph that nobody can compile
 KNOWN_BYTES = 1 << 31  # no constant made up by a node may be larger: a hostile file asks for terabytes
 
 
@@ -185,30 +186,46 @@ class Builder:
         if old in self.known:
             self.known[new] = self.known.pop(old)
         for at in range(since, len(self.nodes)):
-            node = self.nodes[at]
-            if old in node.inputs or old in node.outputs:
-                inputs = tuple(new if n == old else n for n in node.inputs)
-                outputs = tuple(new if n == old else n for n in node.outputs)
-                self.nodes[at] = replace(node, inputs=inputs, outputs=outputs)
+            self.nodes[at] = _with_names(self.nodes[at], {old: new})
 
     def graph(self, name: str, outputs: Sequence[tuple[str, str]]) -> Graph:
-        """Close the graph. `outputs`: (name in the model, our name of the value); each gets a node of its own."""
+        """Close the graph. `outputs`: (name in the model, our name of the value).
+
+        Each output is made by a node of its own and keeps its name, unless an input or a constant has that name.
+        """
         made_by_node = {o for n in self.nodes for o in n.outputs}
+        wanted_names = {wanted for wanted, _ in outputs}
+        renamed: dict[str, str] = {}
         finals: list[str] = []
         for wanted, ours in outputs:
-            self.base = wanted
+            free = wanted not in self.values and wanted not in finals
             if ours in made_by_node and ours == wanted and ours not in finals:
                 finals.append(ours)
-                continue
-            final = wanted if wanted not in self.values else self.fresh(f"{wanted}/output")
-            self.values[final] = replace(self.values[ours], name=final)
-            self.nodes.append(Node(self._node_name("identity"), "identity", (ours,), (final,), {}))
-            finals.append(final)
-        nodes = _live(self.nodes, finals)
+            elif ours in made_by_node and free and ours not in wanted_names and ours not in renamed:
+                renamed[ours] = wanted
+                finals.append(wanted)
+            else:
+                finals.append(self._copied(ours, wanted if free else self.fresh(f"{wanted}/output")))
+        nodes = [_with_names(n, renamed) for n in _live(self.nodes, {*finals, *renamed})]
         used = {n for node in nodes for n in (*node.inputs, *node.outputs) if n} | set(self.inputs)
+        every = {renamed.get(n, n): v for n, v in self.values.items()}
+        values = {n: replace(v, name=n) for n, v in every.items() if n in used}
         constants = {n: a for n, a in self.known.items() if n in used}
-        values = {n: v for n, v in self.values.items() if n in used}
         return Graph(name, tuple(self.inputs), tuple(finals), tuple(nodes), values, constants)
+
+    def _copied(self, ours: str, final: str) -> str:
+        self.base = final
+        self.values[final] = replace(self.values[ours], name=final)
+        self.nodes.append(Node(self._node_name("identity"), "identity", (ours,), (final,), {}))
+        return final
+
+
+def _with_names(node: Node, new: Mapping[str, str]) -> Node:
+    if not any(n in new for n in (*node.inputs, *node.outputs)):
+        return node
+    return replace(
+        node, inputs=tuple(new.get(n, n) for n in node.inputs), outputs=tuple(new.get(n, n) for n in node.outputs)
+    )
 
 
 def _candidates(name: str) -> Iterator[str]:
@@ -216,7 +233,7 @@ def _candidates(name: str) -> Iterator[str]:
     yield from (f"{name}_{i}" for i in itertools.count(1))
 
 
-def _live(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+def _live(nodes: Sequence[Node], outputs: set[str]) -> list[Node]:
     """Nodes that some output needs, in order."""
     needed = set(outputs)
     out: list[Node] = []

@@ -12,7 +12,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, helper
 
 from ir.frontends.onnx import layers, quantized, recurrent, resize, shapes
-from ir.frontends.onnx.builder import Builder, Call
+from ir.frontends.onnx.builder import UNROLLED, Builder, Call
 from ir.frontends.onnx.reader import (
     DOMAINS,
     attribute,
@@ -35,7 +35,6 @@ HANDLERS: Mapping[str, Handler] = {
     **resize.HANDLERS,
 }
 
-UNROLLED = 4096  # iterations of a loop; more would make a graph that nobody can compile
 FAULTS = (ValueError, TypeError, IndexError, ArithmeticError)  # what senseless attributes and shapes raise in a handler
 NESTING = 64  # functions in functions; more is a model that calls itself
 
@@ -186,6 +185,8 @@ class Importer:
 
     def _subgraph(self, graph: GraphProto, inputs: Sequence[str], scope: Scope) -> list[str]:
         """The body of a control operator, once; it sees the names around it."""
+        if len(graph.input) != len(inputs):
+            raise ValueError(f"its body takes {len(graph.input)} inputs, not {len(inputs)}")
         names = {i.name: given for i, given in zip(graph.input, inputs, strict=True)}
         inner = Scope(scope.opsets, names, scope, scope.bindings, scope.depth + 1)
         self._initialisers(graph, inner)
@@ -225,7 +226,9 @@ class Importer:
     def _scan(
         self, proto: NodeProto, attributes: Mapping[str, AttributeProto], inputs: Sequence[str], scope: Scope
     ) -> None:
-        """Unrolled along the scanned dimension (opset 9 and later)."""
+        """Unrolled along the scanned dimension."""
+        if scope.opsets.get("", 1) < 9:
+            raise ValueError("before opset 9 it has a batch dimension; convert the model with onnx.version_converter")
         b, body, title = self.builder, _graph(attributes, "body", proto), _title(proto)
         count = attributes["num_scan_inputs"].i if "num_scan_inputs" in attributes else 0
         if not 1 <= count <= len(inputs):

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ir.frontends.onnx.builder import Builder, Call
+from ir.frontends.onnx.builder import UNROLLED, Builder, Call
 from ir.frontends.onnx.shapes import Handler, reshaped, sliced
 from ir.graph import Attribute
-
-STEPS = 4096  # more would make a graph that nobody can compile
 
 # name -> operator, the attribute that alpha stands for, its default; beta likewise (ONNX RNN operators)
 ACTIVATIONS: Mapping[str, tuple[str, Mapping[str, float]]] = {
@@ -117,7 +115,7 @@ def _recurrent(b: Builder, n: Call) -> Sequence[str]:
     batch_first = bool(n.integer("layout", 0))
     x = b.emit("transpose", n.input(0), perm=(1, 0, 2)) if batch_first else n.input(0)
     steps, batch, _ = b.shape(x)
-    if steps > STEPS:
+    if steps > UNROLLED:
         raise ValueError(f"{steps} steps are too many to unroll")
     lengths = b.integers(n.input(4), "sequence_lens") if n.has(4) else (steps,) * batch
     directions = n.choice("direction", ("forward", "reverse", "bidirectional"), "forward")
