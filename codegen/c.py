@@ -16,7 +16,7 @@ from pathlib import Path
 from codegen.kernel import Argument, Kernel
 from ir.affine import ZERO, Affine, affine, interval, plus, scale
 from ir.compute import Dag
-from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, axes, dtype_of, walk
+from ir.expr import FLOATS, OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, axes, dtype_of, walk
 from ir.loop import Alloc, For, If, Nest, Stmt, Store
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
@@ -36,12 +36,48 @@ LIBM = {
     "atanh": "atanh", "floor": "floor", "ceil": "ceil", "round": "rint", "pow": "pow", "fmod": "fmod",
 }  # fmt: skip
 KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long register"
-    " restrict return short signed sizeof static struct switch typedef union unsigned void volatile while".split()
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+    ]
 )
 
 
-def kernel(nest: Nest, key: str, entry: str, constants: frozenset[str], prepare: tuple[tuple[str, Dag], ...] = ()) -> Kernel:
+def kernel(
+    nest: Nest, key: str, entry: str, constants: frozenset[str], prepare: tuple[tuple[str, Dag], ...] = ()
+) -> Kernel:
     """The function and its calling convention; `constants` names the inputs that are known before run time."""
     roles = [(b, "constant" if b.name in constants else "input") for b in nest.inputs]
     roles += [(b, "output") for b in nest.outputs]
@@ -650,17 +686,14 @@ def _natural(e: Expr) -> bool:
 def _literal(value: float, dtype: str) -> str:
     if dtype == "bool":
         return "1" if value else "0"
-    if dtype not in ("float16", "float32", "float64"):
+    if dtype not in FLOATS:
         return _integer(int(value), dtype)
-    if isnan(value):
-        text = "__builtin_nan(\"\")"
-    elif isinf(value):
-        text = "__builtin_inf()" if value > 0 else "(-__builtin_inf())"
-    else:
-        text = float(value).hex() if dtype == "float64" else repr(float(value))
-        text = text if value >= 0 and not text.startswith("-") else f"({text})"
-        return f"{text}f" if dtype == "float32" and "(" not in text else (f"({text[1:-1]}f)" if dtype == "float32" else f"(({CTYPE[dtype]}){text})")
-    return f"(({CTYPE[dtype]}){text})"
+    if isnan(value) or isinf(value):
+        special = '__builtin_nan("")' if isnan(value) else "__builtin_inf()"
+        return f"(({CTYPE[dtype]}){'-' if value < 0 else ''}{special})"
+    text = float(value).hex() if dtype == "float64" else repr(float(value))
+    text = {"float32": f"{text}f", "float64": text}.get(dtype, f"({CTYPE[dtype]}){text}")
+    return f"({text})" if text.startswith(("-", "(")) else text
 
 
 def _integer(value: int, dtype: str) -> str:
@@ -688,7 +721,7 @@ def _combine(name: str, dtype: str, a: str, b: str) -> str:
 
 def _scalar_operation(name: str, dtype: str, args: list[str]) -> str:
     """One operation in C, result in the type that `ir.expr` gives it."""
-    floating = dtype in ("float16", "float32", "float64")
+    floating = dtype in FLOATS
     text = _operation_text(name, dtype, args, floating)
     narrow = dtype in ("float16", "int8", "uint8", "int16", "uint16", "uint32", "int32")
     if narrow and OPERATIONS[name].result == "same":

@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flows.tuning import Watch
+from tasks.outcome import Report
 
 START_SECONDS = 120.0  # 7 s on an idle machine, over 40 s on a busy one
 STOP_SECONDS = 5.0
@@ -51,18 +52,28 @@ class ServerError(RuntimeError):
     """Prefect's server does not start: one line with the log's place and the way out."""
 
 
-def run(arguments: Mapping[str, Any], folder: Path, watch: Watch, environ: MutableMapping[str, str] = os.environ) -> Any:
-    """The flow's report. `folder`: where Prefect's files and logs go. Prefect is imported here, not before."""
+def run(
+    arguments: Mapping[str, Any],
+    folder: Path,
+    watch: Watch,
+    meanwhile: Callable[[], None],
+    environ: MutableMapping[str, str] = os.environ,
+) -> Report:
+    """The flow's report. `folder`: where Prefect's files and logs go. `meanwhile`: done while the server starts.
+
+    Prefect is imported here, not before: it reads its settings from the environment then. Raises ServerError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in QUIET.items():
         environ.setdefault(name, value)
-    with _api(folder, environ):
+    with _api(folder, meanwhile, environ):
         from flows.tune import WATCH, tune
 
         log_to(folder / "prefect.log")
         token = WATCH.set(watch)
         try:
-            return tune(**arguments)
+            report: Report = tune(**arguments)
+            return report
         finally:
             WATCH.reset(token)
 
@@ -81,9 +92,10 @@ def configured(environ: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def _api(folder: Path, environ: MutableMapping[str, str]) -> Iterator[None]:
+def _api(folder: Path, meanwhile: Callable[[], None], environ: MutableMapping[str, str]) -> Iterator[None]:
     """An API for the flow, in the environment."""
     if configured(environ):
+        meanwhile()
         yield
         return
     with _home(Path(environ.get("PREFECT_HOME") or folder)) as home, (folder / "server.log").open("ab") as log:
@@ -95,6 +107,7 @@ def _api(folder: Path, environ: MutableMapping[str, str]) -> Iterator[None]:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environ), start_new_session=True,
         )  # fmt: skip
         try:
+            meanwhile()
             _wait_for(server, port, Path(log.name))
             environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
             yield

@@ -60,7 +60,10 @@ def request(
     cores = len(os.sched_getaffinity(0))
     checks = (
         (trials >= 1, f"{trials} trials: at least one program must be measured"),
-        (budget_seconds is None or 0 < budget_seconds < math.inf, f"a budget of {budget_seconds} s: it must be positive"),
+        (
+            budget_seconds is None or 0 < budget_seconds < math.inf,
+            f"a budget of {budget_seconds} s: it must be positive",
+        ),
         (threads >= 1, f"{threads} threads: at least one is needed"),
         (threads <= cores, f"{threads} threads, but only {cores} cores may be used here; ask for {cores} or fewer"),
         (0 <= seed < 1 << 63, f"seed {seed}: it must be a number from 0 to 2^63 - 1"),

@@ -1,6 +1,6 @@
 """The tuning as a Prefect flow. Importing this imports Prefect: the environment must be settled before.
 
-    prefect deployment run 'tune/resnet' --param trials=64 --watch
+prefect deployment run 'tune/resnet' --param trials=64 --watch
 """
 
 from __future__ import annotations

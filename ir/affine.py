@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ir.expr import Axis, Cast, Const, Expr, Op, Read, rebuild, children
+from ir.expr import Axis, Cast, Const, Expr, Op, Read, children, rebuild
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-import numpy as np
-
-from ir.affine import Affine, affine, bounds, interval, plus, scale
+from ir.affine import ZERO, Affine, affine, bounds, interval, plus, scale
 from ir.compute import LEFT, RIGHT, Compute, Dag, Input
 from ir.expr import (
     DTYPES,
@@ -118,7 +116,9 @@ def _check_guarded(place: str, e: Expr, known: dict[str, Input | Compute]) -> No
                 if form is not None and all(a.extent > 0 for a, _ in form.terms):
                     low, high = bounds(form)
                     inside = low >= 0 and high < extent
-                    require(inside, f"{place} reads {tensor} at {low} to {high} of {extent} in dimension {d}, unguarded")
+                    require(
+                        inside, f"{place} reads {tensor} at {low} to {high} of {extent} in dimension {d}, unguarded"
+                    )
     for k in children(e):
         _check_guarded(place, k, known)
 
@@ -203,7 +203,7 @@ def _check_tile(place: str, tile: Tile, stage: Compute) -> None:
     require(set(letters) <= {"S", "R"}, f"{place}: {letters} is no structure")
     require(letters.startswith("S") and letters.endswith("S"), f"{place}: {letters} does not begin and end with S")
     require(letters.count("S") > 1, f"{place}: {letters} has no register tile")
-    require(("R" in letters) == bool(stage.reduce), f"{place}: {letters} does not suit {len(stage.reduce)} reduce axes")
+    require("R" in letters or not stage.reduce, f"{place}: {letters} has no place for its reduction")
     require(tile.vector in ("", *(a.name for a in stage.axes)), f"{place}: it has no axis {tile.vector}")
     if any(a.name == tile.vector for a in stage.reduce):
         require(stage.combiner.reorders, f"{place}: lanes on {tile.vector}, whose reduction must keep its order")
@@ -274,7 +274,9 @@ def _check_block(body: tuple[Stmt, ...], place: _Place) -> None:
         match s:
             case Alloc(buffer, shape, dtype, scope):
                 taken = place.buffers.get(buffer)
-                require(taken is None or taken.scope in ("register", "stack"), f"{buffer} is allocated over an argument")
+                require(
+                    taken is None or taken.scope in ("register", "stack"), f"{buffer} is allocated over an argument"
+                )
                 require(scope != "workspace" or not place.loops, f"workspace {buffer} is allocated inside a loop")
                 place.buffers[buffer] = _Buffer(shape, dtype, scope, len(place.loops))
             case Store():
@@ -295,11 +297,12 @@ def _check_loop(s: For, place: _Place) -> None:
     if s.kind in ("unroll", "vector"):
         require(isinstance(s.extent, Const), f"{s.kind} loop {name} has no constant extent")
     require("vector" not in inside, f"loop {name} stands inside a vector loop")
-    require(s.kind != "parallel" or set(inside) <= {"parallel"}, f"parallel loop {name} stands inside a {inside[-1:]} one")
+    require(
+        s.kind != "parallel" or set(inside) <= {"parallel"}, f"parallel loop {name} stands inside a {inside[-1:]} one"
+    )
     if s.kind == "vector":
         require(all(isinstance(x, Store) for x in s.body), f"vector loop {name} holds more than stores")
-    trips = interval(s.extent)
-    require(trips is not None and trips[1] <= s.var.extent, f"loop {name} may make more than {s.var.extent} trips")
+    require(_at_most(s.extent, s.var.extent), f"loop {name} may make more than {s.var.extent} trips")
     before = replace(place, loops=(*place.loops, s))
     _check_block(s.body, replace(before, facts=(*place.facts, *_upper(s.var, s.extent))))
 
@@ -313,7 +316,10 @@ def _check_store(s: Store, place: _Place) -> None:
     for at, loop in enumerate(place.loops):
         if loop.kind == "parallel" and target.depth <= at:
             inner = {f.var for f in place.loops[at + 1 :]}
-            require(_distinct(s.index, loop.var, inner), f"iterations of {loop.var.name} may store to one element of {s.buffer}")
+            require(
+                _distinct(s.index, loop.var, inner),
+                f"iterations of {loop.var.name} may store to one element of {s.buffer}",
+            )
 
 
 def _distinct(index: tuple[Expr, ...], var: Axis, inner: set[Axis]) -> bool:
@@ -368,18 +374,53 @@ def _check_access(what: str, buffer: str, index: tuple[Expr, ...], place: _Place
 
 
 def _check_bounds(where: str, index: Expr, extent: int, place: _Place) -> None:
-    form = affine(index)
-    if form is not None:
-        require(_never_positive(scale(form, -1) or Affine((), 0), place.facts), f"{where}: may be below 0")
-        above = Affine(form.terms, form.constant - extent + 1)
-        require(_never_positive(above, place.facts), f"{where}: may reach beyond {extent - 1}")
-        return
-    found = interval(index)
-    if found is not None:
-        require(found[0] >= 0 and found[1] < extent, f"{where}: {found[0]} to {found[1]} of {extent}")
+    form = _form(index)
+    if form is None:
+        return  # the index is data
+    facts = (*place.facts, *_of_divisions(index, place.facts))
+    require(_never_positive(scale(form, -1) or ZERO, facts), f"{where}: may be below 0")
+    above = Affine(form.terms, form.constant - extent + 1)
+    require(_never_positive(above, facts), f"{where}: may reach beyond {extent - 1}")
 
 
 # --- linear facts -----------------------------------------------------------------------
+
+
+def _at_most(e: Expr, limit: int) -> bool:
+    match e:
+        case Op("min", (a, b)):
+            return _at_most(a, limit) or _at_most(b, limit)
+        case _:
+            found = interval(e)
+            return found is not None and found[1] <= limit
+
+
+def _form(e: Expr) -> Affine | None:
+    """Linear in axes and in quotients and remainders, each of which stands as an axis of its own."""
+    return affine(_named(e))
+
+
+def _named(e: Expr) -> Expr:
+    match e:
+        case Op("floordiv" | "mod", _) if (found := interval(e)) is not None:
+            low, high = found
+            return Op("add", (Axis(str(e), high - low + 1), Const(low, "int64")))
+        case Op(name, args):
+            return Op(name, tuple(map(_named, args)))
+        case _:
+            return e
+
+
+def _of_divisions(e: Expr, facts: tuple[Affine, ...]) -> Iterator[Affine]:
+    """q = x // n means n * q <= x; with x <= c that is q <= c // n, rounded down."""
+    for node in walk(e):
+        match node:
+            case Op("floordiv", (x, Const(n, _))):
+                below = plus(scale(_form(node), int(n)), scale(_form(x), -1))
+                for fact in (ZERO, *facts):
+                    yield from _fact(plus(below, fact))
+            case _:
+                pass
 
 
 def _never_positive(form: Affine, facts: tuple[Affine, ...], depth: int = 2) -> bool:
@@ -439,13 +480,9 @@ def _less(a: Expr, b: Expr, by: int) -> Iterator[Affine]:
             yield from _less(x, b, by)
             yield from _less(y, b, by)
         case _, Op("floordiv", (x, Const(n, _))) if n > 0:  # a <= x // n  is  a * n <= x
-            left = affine(a)
-            if left is not None:
-                yield from _fact(plus(scale(plus(left, Affine((), by)), int(n)), scale(affine(x), -1)))
+            yield from _fact(plus(scale(plus(_form(a), Affine((), by)), int(n)), scale(_form(x), -1)))
         case _:
-            left, right = affine(a), affine(b)
-            if left is not None and right is not None:
-                yield from _fact(plus(plus(left, scale(right, -1)), Affine((), by)))
+            yield from _fact(plus(plus(_form(a), scale(_form(b), -1)), Affine((), by)))
 
 
 def _upper(var: Axis, extent: Expr) -> Iterator[Affine]:

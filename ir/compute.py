@@ -104,7 +104,8 @@ class Dag:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        return {t.name: t for t in (*self.inputs, *self.computes)}
+        both: list[Tensor] = [*self.inputs, *self.computes]
+        return {t.name: t for t in both}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

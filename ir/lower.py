@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from ir.affine import ZERO, Affine, affine, bounds, expression, plus, replace_axes, scale, simplify
 from ir.compute import Compute, Dag
@@ -190,7 +190,9 @@ class _Builder:
                 continue
             nest, level = self.host[c.name]
             users = [self._driver(u.name) for u in self.dag.consumers(c.name)]
-            fits = all(u == nest or (u in self.host and self.host[u][0] == nest and self.host[u][1] >= level) for u in users)
+            fits = all(
+                u == nest or (u in self.host and self.host[u][0] == nest and self.host[u][1] >= level) for u in users
+            )
             if not fits or nest in self.host or level > positions(self.plans[nest]) or c.name in self.dag.outputs:
                 del self.host[c.name]
 
@@ -207,7 +209,9 @@ class _Builder:
             last = self.consumer.get(c.name, c)
             if last.name not in self.dag.outputs:
                 body.append(Alloc(last.name, last.shape, last.dtype, "workspace"))
-            body += _StageNest(self, self.plans[c.name], whole(c.shape), Local(last.name, (ZERO,) * len(c.shape)), {}).build()
+            body += _StageNest(
+                self, self.plans[c.name], whole(c.shape), Local(last.name, (ZERO,) * len(c.shape)), {}
+            ).build()
         outputs = [self.dag[o] for o in self.dag.outputs]
         return Nest(
             tuple(Buffer(i.name, i.shape, i.dtype) for i in self.dag.inputs),
@@ -272,7 +276,9 @@ class _StageNest:
         others = [a for a in space if a != v]
         return [v, *others] if self.plan.vector_first else [*others, v]
 
-    def _loops(self, todo: list[Axis], level: _Level, place: Place, rest: Callable[[Place], Body], depth: int = 0) -> Body:
+    def _loops(
+        self, todo: list[Axis], level: _Level, place: Place, rest: Callable[[Place], Body], depth: int = 0
+    ) -> Body:
         if not todo:
             return rest(place)
         a, more = todo[0], todo[1:]
@@ -332,7 +338,8 @@ class _StageNest:
         places = {name: at for name, (nest, at) in b.host.items() if nest == self.stage.name}
         inside = [c for c in b.dag.computes if places.get(c.name, 0) >= position]  # a consumer may run further in
         regions = self._regions(inside, self._where(place))
-        before, saved = [], dict(self.locals)
+        before: list[Stmt] = []
+        saved = dict(self.locals)
         for c in here:
             region = regions[c.name]
             before.append(Alloc(f"{c.name}_local", region.size, c.dtype, "stack"))
@@ -376,7 +383,7 @@ class _StageNest:
         if clip is None and size < tile:
             return self._variants(more, {**active, a: size}, place)
         full = self._variants(more, {**active, a: tile}, place)
-        if clip is None and size % tile == 0 or clip is not None and tile == 1:
+        if (clip is None and size % tile == 0) or (clip is not None and tile == 1):
             return full
         limit = clip or Const(size, "int64")
         fits = simplify(Op("le", (Op("add", (expression(place.offset[a]), Const(tile, "int64"))), limit)))
@@ -384,7 +391,9 @@ class _StageNest:
             return (If(fits, full, self._variants(more, {**active, a: size % tile}, place)),)
         return (If(fits, full, self._one_by_one(a, tile, more, active, place, limit)),)
 
-    def _one_by_one(self, a: Axis, tile: int, more: list[Axis], active: dict[Axis, int], place: Place, limit: Expr) -> Body:
+    def _one_by_one(
+        self, a: Axis, tile: int, more: list[Axis], active: dict[Axis, int], place: Place, limit: Expr
+    ) -> Body:
         """What is left of a clipped tile, index by index: its length is known only at run time."""
         var = Axis(f"{self.stage.name}_{a.name}_t", tile - 1)
         body = self._variants(more, {**active, a: 1}, place.moved(a, var, 1, True))
@@ -433,7 +442,9 @@ class _RegisterTile:
 
     # --- points of the tile
 
-    def _each(self, make: Callable[[dict[Axis, Affine], Axis | None, tuple[Expr, ...]], Body], lanes: bool = True) -> Body:
+    def _each(
+        self, make: Callable[[dict[Axis, Affine], Axis | None, tuple[Expr, ...]], Body], lanes: bool = True
+    ) -> Body:
         """One statement for every point: rows unrolled, vectors unrolled, lanes as one vector operation."""
         return self._rows(list(self.rows), {}, lambda at, row: self._vectors(at, row, make, lanes))
 
@@ -633,7 +644,10 @@ class _RegisterTile:
         if not self.nest.partial:
             return done
         last = [
-            Op("le", (Const(a.extent, "int64"), expression(plus(self.offset[a], Affine((), self.plan.sizes[a][0])) or ZERO)))
+            Op(
+                "le",
+                (Const(a.extent, "int64"), expression(plus(self.offset[a], Affine((), self.plan.sizes[a][0])) or ZERO)),
+            )
             for a in self.stage.reduce
             if self.plan.sizes[a][0] < a.extent
         ]
@@ -679,7 +693,7 @@ class _RegisterTile:
 
     def _local(self, e: Expr) -> Expr:
         for name, local in self.nest.locals.items():
-            e = rewrite_reads(e, name, lambda r, at=local: _relative(r, at))
+            e = rewrite_reads(e, name, partial(_relative, local))
         return e
 
     def _join(self, old: Expr, new: Expr) -> Expr:
@@ -695,7 +709,7 @@ def _fill(e: Expr, value: Expr) -> Expr:
     return rewrite_reads(e, "", lambda r: value)
 
 
-def _relative(read: Read, local: Local) -> Expr:
+def _relative(local: Local, read: Read) -> Expr:
     index = tuple(
         simplify(Op("sub", (i, expression(b)))) if b != ZERO else i for i, b in zip(read.index, local.base, strict=True)
     )

@@ -167,7 +167,8 @@ class Population:
     def values(self, name: str) -> np.ndarray:
         """The chosen options of one hole, a column."""
         i = self.sketch.column[name]
-        return np.asarray(self.sketch.holes[i].options, dtype=np.int64)[self.choices[:, i]]
+        options: np.ndarray = np.asarray(self.sketch.holes[i].options, dtype=np.int64)
+        return np.asarray(options[self.choices[:, i]])
 
     def get(self, name: str, default: int) -> np.ndarray:
         """Like `values`; a constant column where the sketch has no such hole."""

@@ -13,8 +13,8 @@ from functools import cache
 from math import prod
 
 from ir.affine import affine
-from ir.compute import Compute, Dag, Input
-from ir.expr import Axis, Const, Expr, Op, Read, axes, dtype_of, reads, walk
+from ir.compute import Compute, Dag
+from ir.expr import Axis, Const, Op, Read, axes, dtype_of, reads, walk
 from ir.schedule import CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
 from ir.target import Target
 from ir.transform import apply, constant_stages, packable, unit_axes
@@ -303,7 +303,7 @@ def _register_options(stage: Compute, a: Axis, vector: str, width: int, structur
     if a.name == vector:
         most = -(-a.extent // width)
         return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4)) if n <= most)
-    if structure == "SS" or a != _last_row(stage, vector) and structure == "SRS":
+    if structure == "SS" or (a != _last_row(stage, vector) and structure == "SRS"):
         return (1,)
     return tuple(n for n in REGISTER_ROWS if n <= a.extent)
 

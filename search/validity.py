@@ -207,7 +207,12 @@ def spans(host: Tiling, position: Columns, n: int) -> tuple[dict[Axis, Columns],
 
 
 def _descend(
-    host: Tiling, orders: list[list[Axis]], chosen: list[Columns], position: Columns, span: dict[Axis, Columns], runs: Columns
+    host: Tiling,
+    orders: list[list[Axis]],
+    chosen: list[Columns],
+    position: Columns,
+    span: dict[Axis, Columns],
+    runs: Columns,
 ) -> tuple[dict[Axis, Columns], Columns]:
     for order, mask in zip(orders, chosen, strict=True):
         for level in range(host.levels - 1):

@@ -1,6 +1,6 @@
 """One workload under tuning: its space, what is known, the program to beat, and the verbs of a round.
 
-    propose -> build -> measure -> (record) -> learn
+propose -> build -> measure -> (record) -> learn
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def measure(lane: Lane, bench: Workbench, built: Sequence[Binary | Failure], pro
     batch = bench.runner.measure(binaries, lane.case, beat) if binaries else Batch([])
     answers = iter(batch.timings)
     timings = [
-        next(answers) if isinstance(b, Binary) else Timing(p.key, failure=b) for b, p in zip(built, proposals, strict=True)
+        next(answers) if isinstance(b, Binary) else Timing(p.key, failure=b)
+        for b, p in zip(built, proposals, strict=True)
     ]
     return Batch(timings, batch.peak_gflops, batch.incumbent_seconds)
 

@@ -31,7 +31,9 @@ class Model:
 def load(source: str, batch: int = 1, seq: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
     """A zoo name (`resnet50`, `GMM.3.b1`), or the path of an ONNX file. Raises ModelError."""
     graph = graph_of(source, batch, seq, dims)
-    return Model(graph.name if source.endswith(".onnx") is False else Path(source).stem, graph, workloads(optimise(graph)))
+    return Model(
+        graph.name if source.endswith(".onnx") is False else Path(source).stem, graph, workloads(optimise(graph))
+    )
 
 
 def graph_of(source: str, batch: int, seq: int | None, dims: Mapping[str, int] | None) -> Graph:

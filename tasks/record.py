@@ -36,7 +36,9 @@ class Run:
     settings: str
 
 
-def record_run(store: Store, run: Run, bench: Workbench, version: str, state: str, before: float | None, after: float | None) -> None:
+def record_run(
+    store: Store, run: Run, bench: Workbench, version: str, state: str, before: float | None, after: float | None
+) -> None:
     store.append("runs", [{
         "key": run.key, "model": run.model, "target": bench.target.key, "threads": bench.target.threads, "seed": run.seed,
         "trials": run.trials, "budget_seconds": run.budget_seconds, "started": run.started,
@@ -96,7 +98,9 @@ def record_round(store: Store, run: Run, bench: Workbench, lane: Lane, turn: Rou
     }])  # fmt: skip
 
 
-def record_finalists(store: Store, run: Run, bench: Workbench, lane: Lane, found: Sequence[tuple[Proposal, Timing]], number: int) -> None:
+def record_finalists(
+    store: Store, run: Run, bench: Workbench, lane: Lane, found: Sequence[tuple[Proposal, Timing]], number: int
+) -> None:
     store.append("measurements", [
         _measurement(t, None, run, bench, lane, number, None, confirmed=True) for _, t in found
     ])  # fmt: skip
@@ -105,16 +109,27 @@ def record_finalists(store: Store, run: Run, bench: Workbench, lane: Lane, found
 def _program(p: Proposal, run: Run, bench: Workbench, lane: Lane, number: int) -> Row:
     return {
         "key": p.key, "workload": lane.workload.key, "sketch": p.sketch_key, "choices": list(p.choices), "run": run.key,
-        "round": number, "parents": list(p.parents) or None, "mutation": " ".join(step.replace(" ", "-") for step in p.trail) or _ORIGINS[p.origin],
+        "round": number, "parents": list(p.parents) or None, "mutation": _mutation(p),
         "prediction": p.predicted, "seed": run.seed, "target": bench.target.key,
     }  # fmt: skip
+
+
+def _mutation(p: Proposal) -> str | None:
+    return " ".join(step.replace(" ", "-") for step in p.trail) or _ORIGINS[p.origin]
 
 
 _ORIGINS: dict[str, str | None] = {"random": None, "preferred": "preferred", "evolved": "evolved"}
 
 
 def _measurement(
-    t: Timing, score: float | None, run: Run, bench: Workbench, lane: Lane, number: int, peak: float | None, confirmed: bool
+    t: Timing,
+    score: float | None,
+    run: Run,
+    bench: Workbench,
+    lane: Lane,
+    number: int,
+    peak: float | None,
+    confirmed: bool,
 ) -> Row:
     best = sorted(t.warm)[len(t.warm) // 2] if confirmed and t.warm else t.best
     return {

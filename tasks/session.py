@@ -89,7 +89,9 @@ class Session:
 
 
 @contextmanager
-def opened(request: Request, model: str, workloads: Sequence[Workload], version: str, environ: Mapping[str, str]) -> Iterator[Session]:
+def opened(
+    request: Request, model: str, workloads: Sequence[Workload], version: str, environ: Mapping[str, str]
+) -> Iterator[Session]:
     """Bench, store, lanes with their history, and the run: an unfinished one of the same request goes on."""
     store = Store.open(request.store)
     bench = workbench(request.work, request.threads, environ)
@@ -123,11 +125,18 @@ def _run_of(request: Request, model: str, store: Store, bench: Workbench) -> Ite
     locks = request.store / "locks"
     locks.mkdir(exist_ok=True)
     for row in question(store, "run_summary", run=None).to_pylist():
-        same = (row["model"], row["seed"], row["settings"], row["target"]) == (model, request.seed, settings, bench.target.key)
+        same = (row["model"], row["seed"], row["settings"], row["target"]) == (
+            model,
+            request.seed,
+            settings,
+            bench.target.key,
+        )
         if row["state"] == "running" and same:
             handle = _lock(locks / row["run"])
             if handle is not None:
-                run = Run(row["run"], model, request.seed, request.trials, request.budget_seconds, row["started"], settings)
+                run = Run(
+                    row["run"], model, request.seed, request.trials, request.budget_seconds, row["started"], settings
+                )
                 yield run, int(row["measured"] - row["confirmed"])
                 os.close(handle)
                 return
@@ -240,4 +249,17 @@ def close(session: Session, version: str, state: str, before: float | None, afte
     record.record_run(session.store, session.run, session.bench, version, state, before, after)
 
 
-__all__ = ["Protocol", "Request", "Session", "Turn", "build_turn", "close", "confirm", "grant", "measure_turn", "opened", "propose_turn", "record_turn"]
+__all__ = [
+    "Protocol",
+    "Request",
+    "Session",
+    "Turn",
+    "build_turn",
+    "close",
+    "confirm",
+    "grant",
+    "measure_turn",
+    "opened",
+    "propose_turn",
+    "record_turn",
+]

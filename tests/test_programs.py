@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from codegen.c import PRELUDE
 from codegen.machine import harness, probe, target
 from codegen.oracle import Oracle
 from codegen.runner import Runner, Settings
-from codegen.toolchain import Binary, find_compiler
+from codegen.toolchain import Binary, build, find_compiler
 from ir.compute import Dag
 from ir.schedule import Population
 from ir.target import Target
@@ -45,8 +46,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("name", ZOO)
 def test_every_program_computes_its_dag(name: str, bench: Workbench, fresh_seed: int, programs_each: int) -> None:
     dag, rng = ZOO[name], np.random.default_rng(fresh_seed)
-    wanted = [(f"{i}", p.program(r)) for i, p in enumerate(populations(dag, bench.target, rng, programs_each)) for r in range(len(p))]
-    keyed = [(f"{name}-{n}", program) for n, (_, program) in enumerate(wanted)]
+    drawn = [p.program(r) for p in populations(dag, bench.target, rng, programs_each) for r in range(len(p))]
+    keyed = [(f"{name}-{n}", program) for n, program in enumerate(drawn)]
     built = build_batch(bench, keyed)
     assert [b for b in built if not isinstance(b, Binary)] == []
     batch = bench.runner.measure([b for b in built if isinstance(b, Binary)], bench.oracle.case(dag, fresh_seed))
@@ -65,20 +66,14 @@ def populations(dag: Dag, target: Target, rng: np.random.Generator, each: int) -
 
 
 def test_the_oracle_catches_a_wrong_program(bench: Workbench) -> None:
-    """The negative control: a program whose packed operand is read in another order must be refused."""
-    from dataclasses import replace
-
+    """The negative control: a program that adds where it should subtract nothing must be refused."""
     dag = ZOO["matmul"]
-    [program] = [p.program(0) for p in populations(dag, bench.target, np.random.default_rng(0), 1)[:1]]
-    [good] = build_batch(bench, [("good", program)])
+    [good] = build_batch(bench, [("good", populations(dag, bench.target, np.random.default_rng(0), 1)[0].program(0))])
     assert isinstance(good, Binary)
-    text = good.kernel.source
-    broken = replace(good.kernel, source=text.replace("* ", "+ 0 * ", 1).replace(" + (t", " - (t", 1), key="broken", entry="k_broken")
-    broken = replace(broken, source=broken.source.replace(good.kernel.entry, "k_broken"))
-    from codegen.c import PRELUDE
-    from codegen.toolchain import build
-
+    source = good.kernel.source.replace(good.kernel.entry, "k_broken").replace(" * t", " * 1.01f * t")
+    assert source.count("1.01f") > 0
+    broken = replace(good.kernel, key="broken", entry="k_broken", source=source)
     [bad] = build([broken], bench.compiler, bench.target, bench.directory / "bad", prelude=PRELUDE)
     assert isinstance(bad, Binary)
     [timing] = bench.runner.measure([bad], bench.oracle.case(dag, 1)).timings
-    assert not timing.verified and timing.failure is not None and timing.failure.kind in ("wrong", "crash")
+    assert timing.failure is not None and timing.failure.kind == "wrong"

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def expanded(patterns: Sequence[str]) -> list[str]:
-    """"GMM.*" -> every known name that fits; anything else stands as it is. Raises UsageError."""
+    """ "GMM.*" -> every known name that fits; anything else stands as it is. Raises UsageError."""
     out: list[str] = []
     for p in patterns:
         found = [n for n in names() if fnmatchcase(n, p)] if set(p) & set("*?[") else [p]
@@ -33,7 +33,7 @@ def expanded(patterns: Sequence[str]) -> list[str]:
 
 
 def contenders(against: str) -> list[str]:
-    """"onnxruntime,numpy" -> the peers. Raises UsageError."""
+    """ "onnxruntime,numpy" -> the peers. Raises UsageError."""
     asked = [name.strip() for name in against.split(",") if name.strip()]
     for name in asked:
         if name not in PEERS:

@@ -85,7 +85,9 @@ class Picture:
         self.live.update(self.drawn(session, "confirming" if event == "confirmed" else "searching"), refresh=True)
 
     def drawn(self, session: Session, doing: str) -> Group:
-        head = Text.assemble((session.run.model, "bold"), f" · {session.bench.target.key} · {doing} · {progress(session)}")
+        head = Text.assemble(
+            (session.run.model, "bold"), f" · {session.bench.target.key} · {doing} · {progress(session)}"
+        )
         room = max(self.live.console.size.height - FIXED_LINES, 3)
         return Group(head, table(session, self.latest, room), self.falling(session), failures(session))
 
@@ -94,7 +96,9 @@ class Picture:
             waiting = sum(lane.best_seconds is None for lane in session.lanes.values())
             return Text(f"estimated latency: {waiting} workloads have no time yet")
         first, now = self.latencies[0], self.latencies[-1]
-        return Text.assemble("estimated latency ", (seconds(now), "bold green"), f" from {seconds(first)}  ", spark(self.latencies))
+        return Text.assemble(
+            "estimated latency ", (seconds(now), "bold green"), f" from {seconds(first)}  ", spark(self.latencies)
+        )
 
 
 def table(session: Session, latest: Lane | None, room: int) -> Table:

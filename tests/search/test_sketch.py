@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from ir.compute import MAX, MIN, Compute, Dag, Input
-from ir.expr import Axis, Read, call, select, lt
+from ir.expr import Axis, Read, call, lt, select
 from ir.schedule import CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
 from ir.target import Target
 from search.sketch import CPU, Rule, State, sketches, skip
