@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ir.affine import ZERO, Affine, affine, bounds, interval, plus, scale
-from ir.compute import LEFT, RIGHT, Compute, Dag, Input
+from ir.compute import LEFT, RIGHT, Compute, Dag, Tensor
 from ir.expr import (
     DTYPES,
     INTEGERS,
@@ -44,8 +44,9 @@ def require(holds: bool, message: str) -> None:
 
 def check_dag(dag: Dag) -> None:
     """Raises Illegal: names defined once and before use, ranks and dtypes that agree, reads that stay inside."""
-    known: dict[str, Input | Compute] = {}
-    for t in (*dag.inputs, *dag.computes):
+    known: dict[str, Tensor] = {}
+    tensors: list[Tensor] = [*dag.inputs, *dag.computes]
+    for t in tensors:
         require(t.name not in known, f"{t.name} is defined twice")
         require(t.dtype in DTYPES, f"{t.name} has the unknown dtype {t.dtype}")
         require(all(n >= 0 for n in t.shape), f"{t.name} has the shape {list(t.shape)}")
@@ -57,7 +58,7 @@ def check_dag(dag: Dag) -> None:
         require(isinstance(known.get(o), Compute), f"output {o} is no stage")
 
 
-def _check_stage(c: Compute, known: dict[str, Input | Compute]) -> None:
+def _check_stage(c: Compute, known: dict[str, Tensor]) -> None:
     names = [a.name for a in c.axes]
     require(len(set(names)) == len(names), f"{c.name} has two axes of one name among {', '.join(names)}")
     strange = axes(c.body) - set(c.axes)
@@ -96,7 +97,7 @@ def _check_types(place: str, e: Expr) -> None:
             pass
 
 
-def _check_read(place: str, r: Read, known: dict[str, Input | Compute]) -> None:
+def _check_read(place: str, r: Read, known: dict[str, Tensor]) -> None:
     require(r.tensor in known, f"{place} reads {r.tensor} before it is defined")
     t = known[r.tensor]
     require(r.dtype == t.dtype, f"{place} reads {r.tensor} as {r.dtype}, it is {t.dtype}")
@@ -105,7 +106,7 @@ def _check_read(place: str, r: Read, known: dict[str, Input | Compute]) -> None:
         require(dtype_of(i) in INTEGERS, f"{place} reads {r.tensor} at a {dtype_of(i)}")
 
 
-def _check_guarded(place: str, e: Expr, known: dict[str, Input | Compute]) -> None:
+def _check_guarded(place: str, e: Expr, known: dict[str, Tensor]) -> None:
     """Reads out of bounds are legal only under a select."""
     match e:
         case Op("select", (condition, _, _)):
@@ -269,6 +270,8 @@ def _stores(body: tuple[Stmt, ...]) -> Iterator[Store]:
 
 
 def _check_block(body: tuple[Stmt, ...], place: _Place) -> None:
+    if any(bounds(fact)[0] > 0 for fact in place.facts):
+        return  # never reached
     place = replace(place, buffers=dict(place.buffers))
     for s in body:
         match s:
@@ -440,11 +443,13 @@ def _never_positive(form: Affine, facts: tuple[Affine, ...], depth: int = 2) -> 
 
 
 def _fact(form: Affine | None) -> Iterator[Affine]:
-    """form <= 0 over integers, its constant as tight as the common divisor of its coefficients allows."""
+    """form <= 0, and what follows for the terms that share a divisor when the others are at their smallest."""
     if form is None or not form.terms:
         return
-    by = gcd(*(c for _, c in form.terms))
-    yield Affine(tuple((a, c // by) for a, c in form.terms), -(-form.constant // by))
+    for by in {gcd(*(c for _, c in form.terms)), *(abs(c) for _, c in form.terms)}:
+        kept = tuple((a, c // by) for a, c in form.terms if c % by == 0)
+        least = sum(min(0, c * (a.extent - 1)) for a, c in form.terms if c % by)
+        yield Affine(kept, -(-(form.constant + least) // by))  # over integers: rounded up
 
 
 def _facts(condition: Expr, holds: bool) -> Iterator[Affine]:
@@ -471,18 +476,25 @@ def _facts(condition: Expr, holds: bool) -> Iterator[Affine]:
 
 
 def _less(a: Expr, b: Expr, by: int) -> Iterator[Affine]:
-    """a + by <= b; the smaller of two bounds is two bounds."""
-    match a, b:
-        case _, Op("min", (x, y)):
-            yield from _less(a, x, by)
-            yield from _less(a, y, by)
-        case Op("max", (x, y)), _:
-            yield from _less(x, b, by)
-            yield from _less(y, b, by)
-        case _, Op("floordiv", (x, Const(n, _))) if n > 0:  # a <= x // n  is  a * n <= x
-            yield from _fact(plus(scale(plus(_form(a), Affine((), by)), int(n)), scale(_form(x), -1)))
+    """a + by <= b"""
+    left = plus(_form(a), Affine((), by))
+    for bound in _bounds_of(b):
+        match bound:
+            case Op("floordiv", (x, Const(n, _))) if n > 0:  # m <= x // n is m * n <= x
+                yield from _fact(plus(scale(left, int(n)), scale(_form(x), -1)))
+            case _:
+                yield from _fact(plus(left, scale(_form(bound), -1)))
+
+
+def _bounds_of(e: Expr) -> list[Expr]:
+    """Expressions whose smallest is e: a minimum is taken apart, also within sums and quotients."""
+    match e:
+        case Op("min", (a, b)):
+            return [*_bounds_of(a), *_bounds_of(b)]
+        case Op("add" | "sub" | "floordiv" as name, (a, b)):
+            return [Op(name, (x, b)) for x in _bounds_of(a)]
         case _:
-            yield from _fact(plus(plus(_form(a), scale(_form(b), -1)), Affine((), by)))
+            return [e]
 
 
 def _upper(var: Axis, extent: Expr) -> Iterator[Affine]:

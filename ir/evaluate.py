@@ -306,9 +306,8 @@ def run_graph(graph: Graph, inputs: Tensors, dtype: str | None = None) -> list[A
     """The outputs of the graph, in order, node by node through the definitions of the operators."""
     values: dict[str, Array] = dict(graph.constants)
     for name in graph.inputs:
-        if name not in inputs:
-            raise ValueError(f"no value for input {name}")
-        values[name] = np.asarray(inputs[name])
+        declared = graph.values[name]
+        values[name] = _bound(Input(name, declared.shape, declared.dtype), inputs, None)
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     for i, node in enumerate(graph.nodes):
         values.update(run_node(graph.values, node, values, dtype))

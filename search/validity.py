@@ -21,6 +21,7 @@ from ir.target import Target
 from ir.tiling import Column, Tiling, tiling
 from ir.transform import apply, unit_axes
 
+MOST_ROWS, MOST_VECTORS = 14, 8  # of a register tile along one axis, as the sketch rules offer them
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
 MOST_STATEMENTS = 200  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
@@ -131,13 +132,14 @@ def _registers_fit(t: Tiling, target: Target) -> Columns:
 
 
 def _large_enough(t: Tiling, target: Target) -> Columns:
-    """Where the space allows it; plain nests (pooling, row sums) are bound by memory and may stay small."""
+    """Half of what the space allows, up to SMALL_TILE; plain nests (pooling, row sums) are bound by memory and may
+    stay small."""
     if t.structure.count("S") < 3:
-        return np.bool_(True)
+        return np.asarray(True)
     rows, vectors = rows_and_vectors(t)
-    most = -(-t.vector.extent // t.lanes) if t.vector is not None and not t.lanes_reduce else 1
-    possible = prod(a.extent for a in t.stage.space if a != t.vector) * most
-    return rows * vectors >= np.minimum(SMALL_TILE, -(-possible // 2))
+    most = np.minimum(-(-t.vector.extent // t.lanes), MOST_VECTORS) if t.vector in t.stage.space else 1
+    possible = prod(min(a.extent, MOST_ROWS) for a in t.stage.space if a != t.vector) * most
+    return np.asarray(rows * vectors >= np.minimum(SMALL_TILE, -(-possible // 2)))
 
 
 def statements(t: Tiling) -> Columns:

@@ -29,7 +29,7 @@ DISASSEMBLY_SECONDS = 30.0
 
 def found(store: Store, key: str) -> list[Row]:
     """Workloads and programs whose key begins so."""
-    return question(store, "find", key=key).to_pylist()
+    return _rows(question(store, "find", key=key))
 
 
 def threads_of(row: Row) -> int:
@@ -40,9 +40,12 @@ def threads_of(row: Row) -> int:
 
 def fastest(store: Store, row: Row, bench: Workbench) -> list[Row]:
     """The best programs of a workload on this kind of machine."""
-    return question(
-        store, "top_k", workload=row["key"], target=bench.target.key, device=bench.machine.key, k=SHOWN
-    ).to_pylist()
+    t = bench.target.key
+    return _rows(question(store, "top_k", workload=row["key"], target=t, device=bench.machine.key, k=SHOWN))
+
+
+def _rows(answer: Any) -> list[Row]:
+    return list(answer.to_pylist())
 
 
 def program_of(row: Row, target: Target) -> Program | None:
@@ -56,7 +59,10 @@ def program_of(row: Row, target: Target) -> Program | None:
 
 def forms(row: Row, bench: Workbench) -> Forms:
     """Title -> text, in the order in which one form makes the next."""
-    out = {"DAG": row["dag_text"], "sketch": f"rules: {', '.join(row['rules'] or ())}\n{row['sketch_text']}"}
+    out = {"DAG": row["dag_text"]}
+    if row["sketch"] is None:  # a workload that has no program yet
+        return out
+    out["sketch"] = f"rules: {', '.join(row['rules'] or ())}\n{row['sketch_text']}"
     program = program_of(row, bench.target)
     if program is None:
         return {**out, "choices": f"{list(row['choices'])} of a sketch that the rules no longer make"}

@@ -6,14 +6,17 @@ Results go to stdout, all else to stderr. With --json, stdout is one JSON docume
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,52 +25,66 @@ from tilewright import STORE, __version__
 from tilewright.errors import BAD_INPUT, INTERRUPTED, UsageError, told
 
 if TYPE_CHECKING:
-    pass
+    from tilewright.peers import Entry
 
 TRIALS, ENDLESS = 1000, 1_000_000  # programs to measure: without a limit of time, and with one
 WRONG = 1  # exit status: it ran, and what came out is wrong or missing
 BUDGET = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
-TOP = 12  # workloads in a summary
+UNITS = {"h": 3600, "m": 60, "s": 1}
+MARKS = {"ok": "ok", "note": "note", "missing": "-", "broken": "BROKEN"}
 
 
 class OneLine(TyperGroup):
-    """A mistake on the command line is one line too."""
+    """A mistake on the command line is told in one line too."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
+            status = super().main(*args, **{**kwargs, "standalone_mode": False})
         except typer.Abort:
             status = stopped("stopped")
         except Exception as error:
-            format_message = getattr(error, "format_message", None)  # what click calls a usage error
-            if format_message is None or not (text := format_message()):
+            format_message = getattr(error, "format_message", None)  # what typer's own usage errors have
+            if format_message is None:
                 raise
-            status = complain(f"{text.rstrip('.')}; see --help")
+            status = complain(f"{format_message().rstrip('.')}; see --help")
         sys.exit(status if isinstance(status, int) else 0)
 
 
 app = typer.Typer(
-    cls=OneLine,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=False,
+    cls=OneLine, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Finds fast implementations of tensor programs by searching.",
-    epilog="Start with: tilewright doctor; tilewright tune resnet50 --trials 256; tilewright run resnet50 --check",
-)
+    epilog="Begin with `tilewright doctor`, `tilewright tune resnet50 --trials 256`, `tilewright run resnet50 --check`.",
+)  # fmt: skip
 
+# fmt: off
+# What several commands take.
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name (resnet50, GMM.3.b1) or an ONNX file.")]
 StorePath = Annotated[str, typer.Option("--store", metavar="DIR", help="Where what is learnt is kept.")]
-Threads = Annotated[int, typer.Option(metavar="N", help="Threads of the programs.")]
-Batch = Annotated[int, typer.Option(metavar="N", help="Size of a batch, where the name leaves it open.")]
-Seq = Annotated[int | None, typer.Option(metavar="N", help="Length of a text, where the model takes one.")]
-Dims = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=N", help="A dimension that an ONNX file leaves open; may be repeated.")]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
-Plain = Annotated[bool, typer.Option("--plain", help="No colours, no moving parts, no Prefect.")]
-Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of samples.")]
+Threads   = Annotated[int, typer.Option(metavar="N", help="Threads of the programs.")]
+Batch     = Annotated[int, typer.Option(metavar="N", help="Size of a batch, where the name leaves it open.")]
+Seq       = Annotated[int | None, typer.Option(metavar="N", help="Length of a text, where the model takes one.")]
+Dims      = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Extent that an ONNX file leaves open.")]
+Rounds    = Annotated[int, typer.Option(metavar="N", help="Rounds of samples.")]
+Plain     = Annotated[bool, typer.Option("--plain", help="No colours, no moving parts, no Prefect.")]
+Json      = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
+
+# What one command takes.
+Trials    = Annotated[int | None, typer.Option(metavar="N", help=f"Programs to measure at most.  [default: {TRIALS}]")]
+Budget    = Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most: 90s, 30m, 1h30m.")]
+Seed      = Annotated[int, typer.Option(metavar="S", help="Of every random choice.")]
+EarlyStop = Annotated[bool, typer.Option(help="Give up a workload whose best time no longer moves.")]
+Check     = Annotated[bool, typer.Option("--check", help="Compare the outputs with a reference.")]
+Cases     = Annotated[list[str], typer.Argument(metavar="CASE...", help="Models; 'GMM.*' is every one that fits.")]
+Against   = Annotated[str, typer.Option(metavar="PEERS", help="onnxruntime, numpy; with commas between them.")]
+TuneFirst = Annotated[int, typer.Option("--trials", metavar="N", help="Tune each case first, with so many programs.")]
+Key       = Annotated[str, typer.Argument(metavar="KEY", help="Of a program or a workload, or the beginning of one.")]
+Query     = Annotated[str | None, typer.Argument(metavar="QUERY", help="One SELECT. Without it: the tables.")]
+Limit     = Annotated[int, typer.Option(metavar="N", help="Rows at most.")]
+Csv       = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
+# fmt: on
 
 
-# ---------------------------------------------------------------------------------------------- ends
+# ---------------------------------------------------------------------------------------------- how a command ends
 
 
 def complain(text: str) -> int:
@@ -85,12 +102,13 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        warnings.showwarning = _warned
         try:
-            status = command(*args, **kwargs) or 0
+            with warnings.catch_warnings():
+                warnings.showwarning = _warned
+                status = command(*args, **kwargs) or 0
         except KeyboardInterrupt:
             status = stopped("stopped; what was recorded until now stays")
-        except BrokenPipeError:  # whoever read our output has gone
+        except BrokenPipeError:  # whoever read our output has gone; nor can Python flush it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = 0
         except Exception as error:
@@ -103,7 +121,7 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
     return wrapper
 
 
-def _warned(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def _warned(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ResourceWarning):
         print(f"tilewright: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
@@ -118,6 +136,23 @@ def pure(json_: bool) -> Iterator[None]:
         yield
 
 
+def print_json(document: Any) -> None:
+    print(json.dumps(_finite(document), indent=2, default=str, allow_nan=False))
+
+
+def _finite(document: Any) -> Any:
+    """JSON has no infinity and no NaN: null."""
+    match document:
+        case float():
+            return document if math.isfinite(document) else None
+        case Mapping():
+            return {k: _finite(v) for k, v in document.items()}
+        case list() | tuple():
+            return [_finite(v) for v in document]
+        case _:
+            return document
+
+
 # ---------------------------------------------------------------------------------------------- what was typed
 
 
@@ -126,8 +161,7 @@ def budget_seconds(text: str | None) -> float | None:
     if text is None:
         return None
     found = BUDGET.fullmatch(text.strip())
-    parts = {unit: float(n) for unit, n in found.groupdict().items() if n} if found else {}
-    seconds = sum(parts[unit] * factor for unit, factor in (("h", 3600), ("m", 60), ("s", 1)) if unit in parts)
+    seconds = sum(float(n) * UNITS[unit] for unit, n in found.groupdict().items() if n) if found else 0.0
     if seconds <= 0:
         raise UsageError(f"--budget {text!r}: write a time above zero such as 90s, 30m or 1h30m")
     return seconds
@@ -138,10 +172,20 @@ def dims_of(texts: Sequence[str] | None) -> dict[str, int] | None:
     out = {}
     for text in texts or ():
         name, _, extent = text.rpartition("=")
-        if not name or not extent.isdigit():
+        if not name or not extent.isdecimal():
             raise UsageError(f"--dim {text!r}: write NAME=N, such as batch=1")
         out[name] = int(extent)
     return out or None
+
+
+def _at_least_one(option: str, value: int) -> int:
+    if value < 1:
+        raise UsageError(f"{option} {value}: it must be at least 1")
+    return value
+
+
+def _place(store: str) -> Path:
+    return Path(store).absolute()
 
 
 # ---------------------------------------------------------------------------------------------- tune
@@ -150,42 +194,36 @@ def dims_of(texts: Sequence[str] | None) -> dict[str, int] | None:
 @app.command()
 @guarded
 def tune(
-    model: ModelName,
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help=f"Programs to measure at most. [default: {TRIALS}]")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most: 90s, 30m, 1h30m.")] = None,
-    threads: Threads = 1,
-    store: StorePath = STORE,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of every random choice.")] = 0,
-    batch: Batch = 1,
-    seq: Seq = None,
-    dim: Dims = None,
-    plain: Plain = False,
-    early_stop: Annotated[bool, typer.Option(help="Give up a workload whose best time no longer moves.")] = True,
-    json_: Json = False,
-) -> int:
+    model: ModelName, trials: Trials = None, budget: Budget = None, threads: Threads = 1, store: StorePath = STORE,
+    seed: Seed = 0, batch: Batch = 1, seq: Seq = None, dim: Dims = None, plain: Plain = False,
+    early_stop: EarlyStop = True, json_: Json = False,
+) -> int:  # fmt: skip
     """Search for fast programs. What is learnt goes to the store, and the next run goes on from there."""
     limit = budget_seconds(budget)
     arguments = {
         "model": model, "trials": trials if trials is not None else TRIALS if limit is None else ENDLESS,
-        "budget_seconds": limit, "threads": threads, "store": str(Path(store).absolute()), "seed": seed,
+        "budget_seconds": limit, "threads": threads, "store": str(_place(store)), "seed": seed,
         "batch": batch, "seq": seq, "early_stop": early_stop, "dims": dims_of(dim),
     }  # fmt: skip
     with pure(json_):
         report = _tuned(arguments, plain, json_)
-    printed.document(report) if json_ else printed.tuned(report, plain)
+    if json_:
+        print_json(report)
+    else:
+        from tilewright.printed import tuned
+
+        tuned(report, plain)
     if report["state"] == "stopped":
-        return stopped(
-            f"stopped; {report['trials']} programs are recorded in {report['store']}, the next run builds on them"
-        )
+        return stopped(f"stopped; {report['trials']} programs are recorded, and the next run builds on them")
     return 0
 
 
 def _tuned(arguments: dict[str, Any], plain: bool, quiet: bool) -> dict[str, Any]:
     from tilewright.view import said, watching
 
-    said(f"{arguments['model']}: loading", plain, quiet)
+    said(
+        f"{arguments['model']}: loading{'' if plain else ', and starting Prefect (--plain goes without)'}", plain, quiet
+    )
     with watching(plain, quiet) as watch:
         if plain:
             from flows.plain import plain as run_plainly
@@ -194,22 +232,24 @@ def _tuned(arguments: dict[str, Any], plain: bool, quiet: bool) -> dict[str, Any
         from flows.local import run as run_with_prefect
 
         place = Path(arguments["store"]).parent / "prefect"
-        return run_with_prefect(arguments, place, watch, meanwhile=lambda: _look_at(arguments))
+        return run_with_prefect(arguments, place, watch, meanwhile=lambda: _look_at(**arguments))
 
 
-def _look_at(arguments: dict[str, Any]) -> None:
+def _look_at(
+    model: str, trials: int, budget_seconds: float | None, threads: int, store: str, seed: int, batch: int,
+    seq: int | None, early_stop: bool, dims: dict[str, int] | None,
+) -> None:  # fmt: skip
     """Every mistake that can be seen before the first round, while Prefect starts."""
     from codegen.toolchain import find_compiler
     from data.store import Store
     from flows.plain import request, shape
     from tasks.model import load
 
-    a = arguments
-    request(a["model"], a["trials"], a["budget_seconds"], a["threads"], a["store"], a["seed"], a["early_stop"])
-    shape(a["batch"], a["seq"], a["dims"])
-    load(a["model"], a["batch"], a["seq"], a["dims"])
-    Store.open(a["store"])
+    request(model, trials, budget_seconds, threads, store, seed, early_stop)
+    shape(batch, seq, dims)
+    Store.open(store)
     find_compiler(os.environ)
+    load(model, batch, seq, dims)
 
 
 # ---------------------------------------------------------------------------------------------- run and bench
@@ -218,39 +258,30 @@ def _look_at(arguments: dict[str, Any]) -> None:
 @app.command()
 @guarded
 def run(
-    model: ModelName,
-    check: Annotated[bool, typer.Option("--check", help="Compare the outputs with a reference.")] = False,
-    threads: Threads = 1,
-    store: StorePath = STORE,
-    batch: Batch = 1,
-    seq: Seq = None,
-    dim: Dims = None,
-    rounds: Rounds = 9,
-    json_: Json = False,
-) -> int:
+    model: ModelName, check: Check = False, threads: Threads = 1, store: StorePath = STORE, batch: Batch = 1,
+    seq: Seq = None, dim: Dims = None, rounds: Rounds = 9, json_: Json = False,
+) -> int:  # fmt: skip
     """Run a model with the best known programs, on seeded inputs."""
     with pure(json_):
         from tilewright.bench import once
 
-        report = once(_entry(model, threads, store, batch, seq, dim), check, _positive(rounds))
-    printed.document(report) if json_ else printed.ran(report)
+        report = once(_entry(model, threads, store, batch, seq, dim), check, _at_least_one("--rounds", rounds))
+    if json_:
+        print_json(report)
+    else:
+        from tilewright.printed import ran
+
+        ran(report)
     return WRONG if report["verified"] is False else 0
 
 
 @app.command()
 @guarded
 def bench(
-    cases: Annotated[list[str], typer.Argument(metavar="CASE...", help="Models; GMM.* is every one that fits.")],
-    against: Annotated[str, typer.Option(metavar="PEERS", help="onnxruntime, numpy; with commas.")] = "onnxruntime",
-    trials: Annotated[int, typer.Option(metavar="N", help="Tune each case first, with so many programs.")] = 0,
-    threads: Threads = 1,
-    store: StorePath = STORE,
-    batch: Batch = 1,
-    seq: Seq = None,
-    dim: Dims = None,
-    rounds: Rounds = 9,
+    cases: Cases, against: Against = "onnxruntime", trials: TuneFirst = 0, threads: Threads = 1,
+    store: StorePath = STORE, batch: Batch = 1, seq: Seq = None, dim: Dims = None, rounds: Rounds = 9,
     json_: Json = False,
-) -> int:
+) -> int:  # fmt: skip
     """Time models side by side with others: same cores, in turns, outputs verified."""
     with pure(json_):
         from tilewright.bench import compared, contenders, expanded
@@ -258,22 +289,28 @@ def bench(
 
         peers = contenders(against)
         entries = [_entry(name, threads, store, batch, seq, dim) for name in expanded(cases)]
-        for e in entries if trials > 0 else ():
+        for e in entries if trials else ():
             _tune_first(e, trials, json_)
-        report = compared(entries, peers, _positive(rounds), lambda line: said(line, False, json_))
-    printed.document(report) if json_ else printed.benched(report, peers)
+        report = compared(entries, peers, _at_least_one("--rounds", rounds), lambda line: said(line, False, json_))
+    if json_:
+        print_json(report)
+    else:
+        from tilewright.printed import benched
+
+        benched(report, peers)
     return 0 if all(c["verified"] for c in report["cases"]) else WRONG
 
 
-def _tune_first(e: Any, trials: int, quiet: bool) -> None:
+def _tune_first(e: Entry, trials: int, quiet: bool) -> None:
     from flows.plain import plain
     from tilewright.view import watching
 
+    dims = dict(e.dims) if e.dims else None
     with watching(False, quiet) as watch:
-        plain(e.model, trials, None, e.threads, e.store, 0, e.batch, e.seq, True, e.dims, watch)
+        plain(e.model, trials, None, e.threads, e.store, batch=e.batch, seq=e.seq, dims=dims, watch=watch)
 
 
-def _entry(model: str, threads: int, store: str, batch: int, seq: int | None, dim: Sequence[str] | None) -> Any:
+def _entry(model: str, threads: int, store: str, batch: int, seq: int | None, dim: Sequence[str] | None) -> Entry:
     """What runs, checked in this process: a mistake is told before anything is started."""
     from codegen.toolchain import find_compiler
     from flows.plain import request, shape
@@ -281,16 +318,10 @@ def _entry(model: str, threads: int, store: str, batch: int, seq: int | None, di
 
     request(model, 1, None, threads, store, 0, True)
     dims = shape(batch, seq, dims_of(dim)).dims
-    entry = Entry(OURS, model, batch, seq, dims, threads, str(Path(store).absolute()))
+    entry = Entry(OURS, model, batch, seq, dims, threads, str(_place(store)))
     entry.loaded()
     find_compiler(os.environ)
     return entry
-
-
-def _positive(rounds: int) -> int:
-    if rounds < 1:
-        raise UsageError(f"--rounds {rounds}: at least one round is needed")
-    return rounds
 
 
 # ---------------------------------------------------------------------------------------------- show and sql
@@ -298,70 +329,59 @@ def _positive(rounds: int) -> int:
 
 @app.command()
 @guarded
-def show(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Of a program or a workload, or the beginning of one.")],
-    store: StorePath = STORE,
-    json_: Json = False,
-) -> None:
+def show(key: Key, store: StorePath = STORE, json_: Json = False) -> None:
     """Every form of a stored program: DAG, sketch, choices, loop nest, C, assembly."""
     with pure(json_):
         from data.store import Store
         from tasks.show import fastest, forms, found, threads_of
         from tasks.workbench import workbench
 
-        place = Path(store).absolute()
-        row = _the_one(key, found(Store(place), key))
-        bench = workbench(place.parent / "work", threads_of(row), os.environ)
+        kept = Store(_place(store))
+        row = _the_one(key, found(kept, key))
+        bench = workbench(kept.root.parent / "work", threads_of(row), os.environ)
         bench.runner.close()
-        programs = fastest(Store(place), row, bench) if row["kind"] == "workload" else []
-        chosen = _the_one(programs[0]["program"], found(Store(place), programs[0]["program"])) if programs else row
-        document = {
-            **row,
-            "programs": programs,
-            "forms": forms(chosen, bench) if chosen["sketch"] else {"DAG": row["dag_text"]},
-        }
-    printed.document(document) if json_ else printed.shown(document, chosen)
+        programs = fastest(kept, row, bench) if row["kind"] == "workload" else []
+        chosen = _the_one(programs[0]["program"], found(kept, programs[0]["program"])) if programs else row
+        document = {**row, "programs": programs, "forms": forms(chosen, bench)}
+    if json_:
+        print_json(document)
+    else:
+        from tilewright.printed import shown
+
+        shown(document, chosen)
 
 
-def _the_one(key: str, rows: Sequence[Any]) -> Any:
+def _the_one(key: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Raises UsageError: nothing, or more than one thing, has such a key."""
-    exact = [r for r in rows if r["key"] == key] or rows
-    if not exact:
-        raise UsageError(
-            f"nothing has a key that begins with {key!r}; tilewright sql 'SELECT key, name FROM workloads' lists some"
-        )
-    if len({r["key"] for r in exact}) > 1:
-        some = ", ".join(dict.fromkeys(r["key"] for r in exact[:4]))
-        raise UsageError(
-            f"{len(exact)} keys begin with {key!r}: {some}{', ...' if len(exact) > 4 else ''}; write more of it"
-        )
-    return exact[0]
+    matches = [r for r in rows if r["key"] == key] or rows
+    keys = list(dict.fromkeys(r["key"] for r in matches))
+    if not keys or not key:
+        way_out = "tilewright sql 'SELECT key, name FROM workloads' lists some"
+        raise UsageError(f"nothing has a key that begins with {key!r}; {way_out}")
+    if len(keys) > 1:
+        some = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+        raise UsageError(f"{len(keys)} keys begin with {key!r}: {some}; write more of it")
+    return matches[0]
 
 
 @app.command()
 @guarded
 def sql(
-    query: Annotated[
-        str | None, typer.Argument(metavar="QUERY", help="One SELECT; without it, the tables are listed.")
-    ] = None,
-    store: StorePath = STORE,
-    limit: Annotated[int, typer.Option(metavar="N", help="Rows at most.")] = 1000,
-    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    json_: Json = False,
-) -> None:
+    query: Query = None, store: StorePath = STORE, limit: Limit = 1000, csv: Csv = False, json_: Json = False
+) -> None:  # fmt: skip
     """Ask the store anything. Nothing can be changed."""
+    from tilewright import printed
+
+    if query is None:
+        printed.tables()
+        return
     from data.query import ask, truncated
     from data.store import Store
 
-    if query is None:
-        printed.tables(json_)
-        return
-    if limit < 1:
-        raise UsageError(f"--limit {limit}: it must be at least 1")
-    answer = ask(Store(Path(store).absolute()), query, limit)
+    answer = ask(Store(_place(store)), query, _at_least_one("--limit", limit))
     names, rows = answer.column_names, answer.to_pylist()
     if json_:
-        printed.document(rows)
+        print_json(rows)
     elif csv:
         printed.as_csv(names, rows)
     else:
@@ -382,25 +402,20 @@ def doctor(store: StorePath = STORE, threads: Threads = 1, json_: Json = False) 
         from tilewright.doctor import Finding, findings
 
         request("", 1, None, threads, store, 0, True)
-        marks = {"ok": "ok     ", "note": "note   ", "missing": "-      ", "broken": "BROKEN "}
         found: list[Finding] = []
-        for f in findings(Path(store).absolute(), threads):
+        for f in findings(_place(store), threads):
             found.append(f)
             if not json_:
-                print(f"{marks[f.state]} {f.what:<12} {f.said}", flush=True)
+                print(f"{MARKS[f.state]:<7} {f.what:<12} {f.said}", flush=True)
     broken = [f.what for f in found if f.state == "broken"]
     if json_:
-        printed.document(
-            {"healthy": not broken, "findings": [{"what": f.what, "state": f.state, "said": f.said} for f in found]}
-        )
-    elif broken:
-        print(f"not ready: {', '.join(broken)}")
+        print_json({"healthy": not broken, "findings": [asdict(f) for f in found]})
     else:
-        print("ready; next: tilewright tune resnet50 --trials 256")
+        print(f"not ready: {', '.join(broken)}" if broken else "ready; next: tilewright tune resnet50 --trials 256")
     return WRONG if broken else 0
 
 
-# ---------------------------------------------------------------------------------------------- the rest
+# ---------------------------------------------------------------------------------------------- the program
 
 
 def _version(wanted: bool) -> None:
@@ -409,21 +424,18 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback(invoke_without_command=True)
-def about(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def about(context: typer.Context, version: Version = False) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-def main() -> NoReturn:
+def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before libgomp is loaded; measuring children set their own
     app()
-    raise AssertionError("typer exits")
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def numpy(entry: Entry, model: Model) -> Ready:
 
 
 def _softmax(a: dict[str, Any], x: Array) -> Array:
-    power = np.exp(x - x.max(a.get("axes", -1), keepdims=True))
+    power: Array = np.exp(x - x.max(a.get("axes", -1), keepdims=True))
     power /= power.sum(a.get("axes", -1), keepdims=True)
     return power
 

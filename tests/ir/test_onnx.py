@@ -315,6 +315,7 @@ def test_one_symbol_of_two_inputs_is_bound_once() -> None:
 def test_shapes_from_run_time_values_need_known() -> None:
     m = model([node("Reshape", ["x", "s"], ["y"])], {"x": (2, 3), "s": np.zeros(1, np.int64)}, ["y"])
     refused(m, r"'s'\) is only known at run time, but it decides a shape; .*known=")
+    refused(m, "known names 't'", known={"t": np.array([6])})
     g = load(m, known={"s": np.array([6])})
     assert g.inputs == ("x",) and g.values["y"].shape == (6,)
 

@@ -78,7 +78,9 @@ class Importer:
         _refuse_doubles(i.name for i in graph.input)
         for name, (shape, dtype) in bound_shapes(free, given, dims).items():
             scope.names[name] = self.builder.input(name, shape, dtype)
-        for name in (i.name for i in graph.input if i.name in self.known):
+        for name in self.known:
+            if name not in stored and name not in {i.name for i in graph.input}:
+                raise ModelError(f"known names {shown(name)}, which is neither an input nor an initialiser")
             scope.names[name] = self.builder.constant(np.asarray(self.known[name]), name)
         self._initialisers(graph, scope)
         self.body(graph.node, scope)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ir.graph import Attribute, Graph, ModelError, Node, Value
 
@@ -20,7 +21,7 @@ class Writer:
         self.initialisers = [numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
         self.nodes = [self.node(n) for n in graph.nodes]
 
-    def node(self, n: Node) -> object:
+    def node(self, n: Node) -> NodeProto:
         if n.operator not in ROWS:
             raise ModelError(f"{n.operator} ({n.name}) cannot be written as ONNX; there is {', '.join(ROWS)}")
         kind, turn = ROWS[n.operator]
@@ -33,7 +34,7 @@ class Writer:
         return name
 
 
-Turned = tuple[list[str], dict[str, Attribute]]
+Turned = tuple[list[str], dict[str, Any]]  # more inputs, and attributes by their ONNX names
 Turn = Callable[[Writer, Node], Turned]
 
 
@@ -124,7 +125,7 @@ def write(graph: Graph) -> bytes:
     """The graph as an ONNX model, weights inside. Raises ModelError for what ONNX, or this table, does not have."""
     writer = Writer(graph)
 
-    def infos(names: Sequence[str]) -> list[object]:
+    def infos(names: Sequence[str]) -> list[ValueInfoProto]:
         return [_info(graph.values[n]) for n in names]
 
     made = helper.make_graph(writer.nodes, graph.name, infos(graph.inputs), infos(graph.outputs), writer.initialisers)
@@ -133,7 +134,7 @@ def write(graph: Graph) -> bytes:
     return data
 
 
-def _info(v: Value) -> object:
+def _info(v: Value) -> ValueInfoProto:
     return helper.make_tensor_value_info(v.name, _element_type(v.dtype), v.shape)
 
 
