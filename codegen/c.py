@@ -7,10 +7,11 @@ code every distinct address is computed once and every element loaded once. What
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import isinf, isnan, prod
+from operator import eq, le, lt, ne
 from pathlib import Path
 
 from codegen.kernel import Argument, Kernel
@@ -26,6 +27,7 @@ CTYPE = {
     **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)},
 }  # fmt: skip
 INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&&", "or": "||"}
+FOLDED: dict[str, Callable[[int, int], bool]] = {"lt": lt, "le": le, "eq": eq, "ne": ne}
 HORIZONTAL = {"add": "hadd", "mul": "hmul", "max": "hmax", "min": "hmin"}
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
@@ -411,13 +413,27 @@ class _Emitter:
             case Cast(dtype, arg):
                 return _cast(dtype, dtype_of(arg), self.scalar(arg))
             case Op("select", (c, then, otherwise)):
-                return f"({self.scalar(c)} ? {self.scalar(then)} : {self.scalar(otherwise)})"
+                test = self.scalar(c)
+                if test in ("0", "1"):
+                    return self.scalar(then if test == "1" else otherwise)
+                return f"({test} ? {self.scalar(then)} : {self.scalar(otherwise)})"
             case Op("floordiv" | "mod" as name, (a, Const(n, "int64"))) if _natural(a) and n > 0:
                 return f"({self.scalar(a)} {'/' if name == 'floordiv' else '%'} {n})"
             case Op(name, args):
-                return _scalar_operation(name, dtype_of(args[0]), [self.scalar(a) for a in args])
+                return self.scalar_operation(name, args)
             case Param():
                 raise AssertionError("a combiner's parameter outside its combiner")
+
+    def scalar_operation(self, name: str, args: tuple[Expr, ...]) -> str:
+        """Conditions on unrolled indices are known here: the side that is not taken is never written."""
+        texts = [self.scalar(a) for a in args]
+        if name in FOLDED and all(t.isdigit() for t in texts):
+            return str(int(FOLDED[name](*map(int, texts))))
+        if name in ("and", "or") and (fixed := "0" if name == "and" else "1") in texts:
+            return fixed
+        if name in ("and", "or") and len(rest := [t for t in texts if not t.isdigit()]) < 2:
+            return rest[0] if rest else texts[0]
+        return _scalar_operation(name, dtype_of(args[0]), texts)
 
     def scalar_read(self, e: Expr, tensor: str, index: tuple[Expr, ...]) -> str:
         b = self.buffers[tensor]

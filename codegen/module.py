@@ -122,6 +122,25 @@ class Module:
             self._call(self._run, given, results, arena)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def bound(self, inputs: Inputs) -> Callable[[], tuple[Array, ...]]:
+        """The call with its buffers fixed, for tight loops: no checks, no new arrays, a microsecond from Python.
+
+        Each call overwrites the arrays that the one before returned. Contiguous inputs may be changed in place between
+        calls. Not for several threads at once.
+        """
+        given, results = self._given(inputs), tuple(self._results())
+        arena = aligned_bytes(self.arena_bytes)
+        arguments = (_addresses(given), _addresses(results), arena.ctypes.data, self._constants)
+
+        def call() -> tuple[Array, ...]:
+            code = self._run(*arguments)
+            if code:
+                self._explain(code)
+            return results
+
+        call.__dict__["keeps"] = (given, arena)  # alive as long as their addresses are used
+        return call
+
     def profile(self, inputs: Inputs, repeat: int = 10) -> list[StepTime]:
         """Seconds of each step in order of execution: the median of `repeat` runs, after one that warms up."""
         if repeat < 1:

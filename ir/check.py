@@ -415,13 +415,20 @@ def _named(e: Expr) -> Expr:
 
 
 def _of_divisions(e: Expr, facts: tuple[Affine, ...]) -> Iterator[Affine]:
-    """q = x // n means n * q <= x; with x <= c that is q <= c // n, rounded down."""
+    """q = x // n means n * q <= x; with x <= c that is q <= c // n, rounded down. What x has beyond a fact may be
+    bounded by a fact about one axis."""
+    single = [f for f in facts if len(f.terms) == 1]
     for node in walk(e):
         match node:
             case Op("floordiv", (x, Const(n, _))):
                 below = plus(scale(_form(node), int(n)), scale(_form(x), -1))
                 for fact in (ZERO, *facts):
-                    yield from _fact(plus(below, fact))
+                    sum_ = plus(below, fact)
+                    yield from _fact(sum_)
+                    for f in single:
+                        [(a, c)] = f.terms
+                        if c == 1 and sum_ is not None and sum_.coefficient(a) < 0:
+                            yield from _fact(plus(sum_, scale(f, -sum_.coefficient(a))))
             case _:
                 pass
 

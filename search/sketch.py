@@ -96,6 +96,12 @@ def is_inlinable(state: State, stage: Compute) -> bool:
     return _strictly_inlinable(stage) or _only_moves(stage) or _used_once(state.dag, stage)
 
 
+def selects_constants(state: State, stage: Compute) -> bool:
+    """It multiplies by a small table written as selects on its axes (a Winograd transform): unrolled, the zeros and
+    ones of the table cost nothing."""
+    return bool(_table_axes(stage))
+
+
 def reuses_data(state: State, stage: Compute) -> bool:
     """Some element is read more than once: an operand misses a loop over which the stage runs."""
     missing = sum(_misses_an_axis(stage, r) for r in _distinct_reads(stage))
@@ -167,6 +173,11 @@ def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
 def _levels(stage: Compute, vector: str) -> str:
     """Lanes along the reduction hold partial results until all of it is summed: it is not split again."""
     return "SSRS" if any(a.name == vector for a in stage.reduce) else "SSRSRS"
+
+
+def unroll_constants(state: State, stage: Compute) -> Iterable[State]:
+    vector = next((v for v in vector_axes(state.dag, stage) if v not in {a.name for a in _table_axes(stage)}), "")
+    yield _tiled(state, stage, vector, "SRS" if stage.reduce else "SS", "unroll-constants")
 
 
 def rfactor(state: State, stage: Compute) -> Iterable[State]:
@@ -289,7 +300,7 @@ def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> 
             options = (
                 _register_options(stage, a, vector, width, structure) if innermost else _multipliers(a, vector, width)
             )
-            if len(options) > 1:
+            if options != (1,):
                 yield Hole(f"{stage.name}.{a.name}.{level}", options, "tile", stage.name, a.name)
     for a in stage.reduce:
         if a.name == vector:
@@ -300,6 +311,8 @@ def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> 
 
 
 def _register_options(stage: Compute, a: Axis, vector: str, width: int, structure: str) -> tuple[int, ...]:
+    if a in _table_axes(stage):
+        return (a.extent,)
     if a.name == vector:
         most = -(-a.extent // width)
         return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4)) if n <= most)
@@ -331,7 +344,8 @@ def _divisors(n: int) -> tuple[int, ...]:
 def _marks(stage: Compute, vector: str, structure: str, target: Target) -> Iterator[Hole]:
     loops = sum(a.extent > 1 for a in stage.space)
     if stage.reduce:
-        yield Hole(f"{stage.name}.unroll", UNROLLS, "unroll", stage.name)
+        table = prod(a.extent for a in stage.reduce if a in _table_axes(stage))
+        yield Hole(f"{stage.name}.unroll", UNROLLS if table == 1 else (table,), "unroll", stage.name)
     if loops > 1 and vector in {a.name for a in stage.space}:
         yield Hole(f"{stage.name}.order", (0, 1), "order", stage.name)
     if target.threads > 1 and loops:
@@ -396,6 +410,19 @@ def _packed(state: State, stage: Compute, vector: str) -> list[str]:
     return out
 
 
+@cache
+def _table_axes(stage: Compute) -> frozenset[Axis]:
+    """Axes of at most 8 indices that a condition of the body compares with a number."""
+    found: set[Axis] = set()
+    for node in walk(stage.body):
+        match node:
+            case Op("eq", (Axis() as a, Const())) if a in stage.axes and a.extent <= 8:
+                found.add(a)
+            case _:
+                pass
+    return frozenset(found)
+
+
 def _misses_an_axis(stage: Compute, read: Read) -> bool:
     used = set().union(*(axes(i) for i in read.index), set())
     return any(a not in used for a in stage.space if a.extent > 1)
@@ -457,12 +484,13 @@ def _is_cache(stage: Compute) -> bool:
 # --- the tables -------------------------------------------------------------------------
 
 CPU = (
-    Rule("inline",        when=is_inlinable,        then=inline,          last=True),
-    Rule("rfactor",       when=reduces_much,        then=rfactor),
-    Rule("cache-write",   when=writes_far,          then=add_write_cache),
-    Rule("tile-and-fuse", when=fuses_into_consumer, then=tile_and_fuse,   last=True),
-    Rule("tile",          when=reuses_data,         then=tile,            last=True),
-    Rule("skip",          when=always,              then=skip,            last=True),
+    Rule("inline",           when=is_inlinable,        then=inline,           last=True),
+    Rule("unroll-constants", when=selects_constants,   then=unroll_constants, last=True),
+    Rule("rfactor",          when=reduces_much,        then=rfactor),
+    Rule("cache-write",      when=writes_far,          then=add_write_cache),
+    Rule("tile-and-fuse",    when=fuses_into_consumer, then=tile_and_fuse,    last=True),
+    Rule("tile",             when=reuses_data,         then=tile,             last=True),
+    Rule("skip",             when=always,              then=skip,             last=True),
 )  # fmt: skip
 
 RULES: dict[str, tuple[Rule, ...]] = {"cpu": CPU}

@@ -436,6 +436,11 @@ class Tuner:
         """What was measured, failures included; the order counts."""
         self.state = replace(self.state, history=(*self.state.history, *results))
 
+    def hear(self, others: Rows) -> None:
+        """What other workloads have taught by now, in place of what was known before."""
+        self.state.schema.check(others.features)
+        self.state = replace(self.state, others=others)
+
     @property
     def quality(self) -> Quality | None:
         """Of the model that the history makes, on programs it did not learn from; None without a model or judges."""

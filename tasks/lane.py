@@ -16,6 +16,7 @@ from ir.schedule import Program
 from ir.timing import Failure, Timing
 from ir.workload import Workload
 from search.budget import Progress
+from search.cost_model import Rows
 from search.evolve import Space
 from search.tuner import Proposal, Result, Tuner
 from tasks.build import build_batch
@@ -64,6 +65,7 @@ class Lane:
     confirmed_seconds: float | None = None
     errors: dict[str, int] = field(default_factory=dict)
     broken: str = ""  # why this workload cannot be tuned at all
+    taught: Rows | None = None  # what its programs teach other workloads
 
     def program(self, proposal: Proposal) -> Program:
         return Program(self.space.sketches[self.space.keys.index(proposal.sketch_key)], proposal.choices)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from codegen.toolchain import flags
+from data.query import Connection
 from data.query import run as question
 from data.store import Store
 from ir.key import dag_text
@@ -146,7 +147,7 @@ def _measurement(
 # --- and back
 
 
-def history(store: Store, workload: str, bench: Workbench) -> list[Result]:
+def history(store: Store | Connection, workload: str, bench: Workbench) -> list[Result]:
     """What the tuner of a workload was told on this kind of machine, in order."""
     answer = question(store, "told", workload=workload, target=bench.target.key, device=bench.machine.key)
     return [_result(row) for row in answer.to_pylist()]

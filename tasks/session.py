@@ -12,21 +12,23 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import Any
 from uuid import uuid4
 
 from codegen.runner import Settings as Protocol
 from codegen.toolchain import Binary
+from data.query import connect
 from data.query import run as question
 from data.store import Store
 from ir.timing import Failure, Timing
 from ir.workload import Workload
 from search.budget import Grant, Policy, next_round
+from search.cost_model import Rows
 from search.heuristic import heuristic
-from search.tuner import Proposal, Settings, Tuner
+from search.tuner import Proposal, Result, Settings, Tuner
 from tasks import record
 from tasks.lane import Incumbent, Lane, Round, build, finalists, learn, measure, middle, propose, scored
-from tasks.record import Run
+from tasks.lessons import elsewhere, joined, learnt
+from tasks.record import Run, history
 from tasks.space import SCHEMA, space_of
 from tasks.workbench import Workbench, workbench
 
@@ -70,7 +72,7 @@ class Session:
     rounds: int = 0
     spent: int = 0
     started: float = field(default_factory=monotonic)
-    last: dict[str, Any] = field(default_factory=dict)
+    elsewhere: list[Rows] = field(default_factory=list)  # what earlier models taught
 
     @property
     def elapsed(self) -> float:
@@ -97,21 +99,28 @@ def opened(
     bench = workbench(request.work, request.threads, environ)
     try:
         with _run_of(request, model, store, bench) as (run, spent):
-            lanes = {w.key: lane_of(w, bench, store, request) for w in workloads}
+            lanes = lanes_of(workloads, bench, store, request)
             record.record_device(store, bench)
             record.record_workloads(store, model, list(lanes.values()))
             record.record_run(store, run, bench, version, "running", None, None)
-            yield Session(request, run, store, bench, lanes, rounds=_rounds(store, run), spent=spent)
+            session = Session(request, run, store, bench, lanes, rounds=_rounds(store, run), spent=spent)
+            session.elsewhere = elsewhere(store, bench, lanes)
+            yield session
     finally:
         bench.runner.close()
 
 
-def lane_of(workload: Workload, bench: Workbench, store: Store, request: Request) -> Lane:
+def lanes_of(workloads: Sequence[Workload], bench: Workbench, store: Store, request: Request) -> dict[str, Lane]:
+    with connect(store) as source:
+        return {w.key: lane_of(w, bench, history(source, w.key, bench), request) for w in workloads}
+
+
+def lane_of(workload: Workload, bench: Workbench, past: Sequence[Result], request: Request) -> Lane:
     """A workload with all that the store knows of it."""
     space = space_of(workload, bench.target)
-    past = record.history(store, workload.key, bench)
     tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=heuristic)
     lane = Lane(workload, space, tuner, bench.roofline_seconds(workload.dag.flops, workload.dag.bytes))
+    lane.taught = learnt(workload.key, space, past) if past else None
     best = tuner.finalists(1)
     if best and tuner.best_seconds:
         lane.incumbent = Incumbent(best[0].key, tuner.best_seconds, best[0])
@@ -190,6 +199,9 @@ def grant(session: Session) -> Turn | None:
 
 
 def propose_turn(session: Session, turn: Turn) -> Turn:
+    """Programs to measure. The model learns from the other workloads too, as far as they have come."""
+    beside = [lane.taught for lane in session.lanes.values() if lane is not turn.lane and lane.taught is not None]
+    turn.lane.tuner.hear(joined([*beside, *session.elsewhere]))
     turn.proposals, turn.seconds["train"], turn.seconds["search"] = propose(turn.lane, turn.grant.trials)
     if not turn.proposals:
         turn.lane.broken = "no valid program could be sampled" if turn.lane.incumbent is None else turn.lane.broken
@@ -220,6 +232,7 @@ def record_turn(session: Session, turn: Turn) -> Turn:
     """Learn, then write: what is not written was not learnt when a new process starts."""
     assert turn.round is not None
     learn(turn.lane, turn.round, turn.built)
+    turn.lane.taught = learnt(turn.lane.workload.key, turn.lane.space, turn.lane.tuner.state.history)
     record.record_round(session.store, session.run, session.bench, turn.lane, turn.round)
     session.rounds += 1
     session.spent += len(turn.proposals)

@@ -221,9 +221,7 @@ def tune(
 def _tuned(arguments: dict[str, Any], plain: bool, quiet: bool) -> dict[str, Any]:
     from tilewright.view import said, watching
 
-    said(
-        f"{arguments['model']}: loading{'' if plain else ', and starting Prefect (--plain goes without)'}", plain, quiet
-    )
+    said(f"loading {arguments['model']}{'' if plain else ', and starting Prefect (--plain goes without)'}")
     with watching(plain, quiet) as watch:
         if plain:
             from flows.plain import plain as run_plainly
@@ -291,7 +289,7 @@ def bench(
         entries = [_entry(name, threads, store, batch, seq, dim) for name in expanded(cases)]
         for e in entries if trials else ():
             _tune_first(e, trials, json_)
-        report = compared(entries, peers, _at_least_one("--rounds", rounds), lambda line: said(line, False, json_))
+        report = compared(entries, peers, _at_least_one("--rounds", rounds), said)
     if json_:
         print_json(report)
     else:
@@ -327,6 +325,14 @@ def _entry(model: str, threads: int, store: str, batch: int, seq: int | None, di
 # ---------------------------------------------------------------------------------------------- show and sql
 
 
+def _a_store(store: str) -> Path:
+    """Raises UsageError: asking makes no store."""
+    place = _place(store)
+    if not place.is_dir():
+        raise UsageError(f"there is no store at {place}; tilewright tune makes one, --store names another")
+    return place
+
+
 @app.command()
 @guarded
 def show(key: Key, store: StorePath = STORE, json_: Json = False) -> None:
@@ -336,7 +342,7 @@ def show(key: Key, store: StorePath = STORE, json_: Json = False) -> None:
         from tasks.show import fastest, forms, found, threads_of
         from tasks.workbench import workbench
 
-        kept = Store(_place(store))
+        kept = Store(_a_store(store))
         row = _the_one(key, found(kept, key))
         bench = workbench(kept.root.parent / "work", threads_of(row), os.environ)
         bench.runner.close()
@@ -378,7 +384,7 @@ def sql(
     from data.query import ask, truncated
     from data.store import Store
 
-    answer = ask(Store(_place(store)), query, _at_least_one("--limit", limit))
+    answer = ask(Store(_a_store(store)), query, _at_least_one("--limit", limit))
     names, rows = answer.column_names, answer.to_pylist()
     if json_:
         print_json(rows)

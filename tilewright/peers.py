@@ -1,7 +1,8 @@
 """Side by side: our module and others run one model, each in a process of its own, all on the same cores, in turns.
 
-The parent walks rounds x contenders, so that whatever disturbs the machine disturbs all alike. One thread is timed by
-the processor time of its process, which other programs do not inflate; more threads by the wall clock.
+Buffers are bound before, ours and theirs, so that a call is the work and little else. The parent walks rounds x
+contenders, so that whatever disturbs the machine disturbs all alike. One thread is timed by the processor time of its
+process, which other programs do not inflate; more threads by the wall clock.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from tasks.model import Model, load
 
 Array = np.ndarray
 Answer = dict[str, Any]
-Run = Callable[[], Sequence[Array]]
+Outputs = Callable[[], Sequence[Array]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A contender that can run. origins: where each workload's program came from, for ours."""
+    """A contender that can run. `run` is what is timed; `outputs` runs and answers, and may copy.
 
-    run: Run
+    origins: where each workload's program came from, for ours.
+    """
+
+    run: Callable[[], object]
+    outputs: Outputs
     origins: tuple[str, ...] = ()
 
 
@@ -93,7 +98,7 @@ def reference(entry: Entry) -> tuple[str, list[Array]]:
     model = entry.loaded()
     if find_spec("onnxruntime"):
         try:
-            return "onnxruntime", list(onnxruntime(entry, model).run())
+            return "onnxruntime", list(onnxruntime(entry, model).outputs())
         except Unsupported:
             return "NumPy", run_graph(model.graph, inputs(model))  # it has fewer operators than we do
     return "NumPy", run_graph(model.graph, inputs(model))
@@ -129,13 +134,8 @@ def ours(entry: Entry, model: Model) -> Ready:
     from tilewright import compile
 
     module = compile(model, entry.store, entry.threads)
-    given = inputs(model)
-
-    def run() -> Sequence[Array]:
-        out = module(**given)
-        return list(out) if isinstance(out, tuple) else [out]
-
-    return Ready(run, tuple(choice.origin for choice in module.report))
+    call = module.bound(inputs(model))
+    return Ready(call, call, tuple(choice.origin for choice in module.report))
 
 
 def onnxruntime(entry: Entry, model: Model) -> Ready:
@@ -151,7 +151,25 @@ def onnxruntime(entry: Entry, model: Model) -> Ready:
         session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds have no common base
         raise Unsupported(f"it refuses the model: {str(error).splitlines()[0]}") from error
-    return Ready(lambda: session.run(None, given))
+    binding = session.io_binding()
+    for name, array in given.items():
+        binding.bind_cpu_input(name, array)
+    out = [ort.OrtValue.ortvalue_from_shape_and_type(v.shape, np.dtype(v.dtype)) for v in _outputs(model)]
+    for v, value in zip(_outputs(model), out, strict=True):
+        binding.bind_ortvalue_output(v.name, value)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+
+    def outputs() -> Sequence[Array]:
+        run()
+        return [value.numpy() for value in out]
+
+    return Ready(run, outputs)
+
+
+def _outputs(model: Model) -> list[Value]:
+    return [model.graph.values[o] for o in model.graph.outputs]
 
 
 def _onnx(entry: Entry, model: Model) -> str | bytes:
@@ -179,7 +197,7 @@ def numpy(entry: Entry, model: Model) -> Ready:
             values[n.outputs[0]] = BY_NUMPY[n.operator](dict(n.attributes), *(values[i] for i in n.inputs))
         return [values[o] for o in graph.outputs]
 
-    return Ready(run)
+    return Ready(run, run)
 
 
 def _softmax(a: dict[str, Any], x: Array) -> Array:
@@ -221,7 +239,7 @@ def peak(entry: Entry, model: Model) -> Ready:
         library.tilewright_peak(arguments, None)
         return [flops]
 
-    return Ready(run)
+    return Ready(run, run)
 
 
 CONTENDERS: dict[str, Callable[[Entry, Model], Ready]] = {
@@ -337,7 +355,7 @@ def _answer(asked: Answer, ready: Ready, clock: Callable[[], float]) -> Answer:
     if "origins" in asked:
         return {"origins": ready.origins}
     if "outputs" in asked:
-        np.savez(asked["outputs"], *ready.run())
+        np.savez(asked["outputs"], *ready.outputs())
         return {}
     calls, begin = 0, clock()
     deadline = time.perf_counter() + asked["sample"]

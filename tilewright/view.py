@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +35,11 @@ def watching(plain: bool, quiet: bool) -> Iterator[Watch]:
             yield picture
 
 
-def said(text: str, plain: bool, quiet: bool) -> None:
-    """A line about what takes a while before the first round."""
-    if not quiet or sys.stderr.isatty():
-        Console(stderr=True, no_color=plain or None, highlight=False).print(text, style="dim")
+def said(text: str) -> None:
+    """For someone who waits: a line about what takes a while before the first figures."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        console.print(text, style="dim", markup=False)
 
 
 class Lines:

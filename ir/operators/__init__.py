@@ -28,6 +28,7 @@ negative. An input in brackets may be absent ("").
     depth_to_space, space_to_depth   block, mode, layout        resize               see `resizing`
     gather, gather_elements          x, indices; axis           gather_nd            batch_dims
     scatter_elements                 x, indices, updates; axis, reduction; scatter_nd without axis
+    grid_sample         x, grid; mode, padding, align_corners
     one_hot             indices, values; depth, axis            top_k                k, axis, largest -> values, indices
 """
 
@@ -48,6 +49,7 @@ from ir.operators import (
     product,
     reduction,
     resizing,
+    sampling,
 )
 from ir.operators.operator import Operator
 
@@ -64,6 +66,7 @@ OPERATORS: Mapping[str, Operator] = {
         movement,
         indexing,
         resizing,
+        sampling,
     )
     for operator in table.OPERATORS
 }

@@ -95,11 +95,15 @@ class Window:
 
     def _outputs(self, d: int, size: int, ceil_mode: bool) -> int:
         room, stride = size + self.begins[d] + self.ends[d] - self.reach(d), self.strides[d]
+        if room < 0:
+            raise ValueError(
+                f"a window over {self.reach(d)} cells does not fit into {room + self.reach(d)}, padding included"
+            )
         if not ceil_mode:
-            return max(room // stride + 1, 0)
-        out = max(-(-room // stride) + 1, 0)
+            return room // stride + 1
+        out = -(-room // stride) + 1
         # A window that starts in the end padding is dropped (ONNX pool operators, and PyTorch).
-        return out - 1 if out and (out - 1) * stride >= size + self.begins[d] else out
+        return out - 1 if (out - 1) * stride >= size + self.begins[d] else out
 
     def position(self, d: int, out: Expr, k: Expr | int) -> Expr:
         """Where tap k of window `out` stands in the padded input."""

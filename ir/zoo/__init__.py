@@ -61,9 +61,10 @@ def paper_shape(name: str, batch: int = 1) -> tuple[str, Shape]:
 def unknown(name: str) -> ModelError:
     known = names()
     close = get_close_matches(name, known, 5, 0.5)
-    return ModelError(
-        f"no model is called {name!r}; {'near matches: ' + ', '.join(close) if close else 'try ir.zoo.names()'}"
+    way_out = (
+        f"near matches: {', '.join(close)}" if close else f"there are {', '.join(NETWORKS)}, operators such as GMM.3.b1"
     )
+    return ModelError(f"no model is called {name!r}; {way_out}, and ONNX files")
 
 
 def operator_dag(name: str) -> Dag:

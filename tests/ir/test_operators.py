@@ -624,6 +624,27 @@ def test_resize_nearest(rounding: str, size: int, numerator: int, offset: int, d
     np.testing.assert_allclose(one("resize", x, mode="linear", **how), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_grid_sample_at_cells_and_beyond(mode: str, padding: str, corners: bool) -> None:
+    """On the centres of cells every mode reads the cell itself; beyond the border the padding decides."""
+    x, places = normal(1, 2, 4, 5), np.stack(np.meshgrid(np.arange(-3, 8), np.arange(-3, 8), indexing="ij"), -1)
+    cells = places.astype(np.float64)
+    sizes = np.array([4, 5])
+    unit = cells / (sizes - 1) * 2 - 1 if corners else (cells + 0.5) / sizes * 2 - 1
+    how: dict[str, Attribute] = {"mode": mode, "padding": padding, "align_corners": corners}
+    y = one("grid_sample", x, unit[None, ..., ::-1].astype(np.float32), **how)
+    inside = ((places >= 0) & (places < sizes)).all(-1)
+    folded = np.clip(places, 0, sizes - 1)
+    if padding == "reflection":
+        period = 2 * (sizes - 1) if corners else 2 * sizes
+        phase = places % period
+        folded = np.minimum(phase, period - phase if corners else period - 1 - phase)
+    expected = x[0][:, folded[..., 0], folded[..., 1]] * (inside if padding == "zeros" else 1)
+    np.testing.assert_allclose(y[0], expected, rtol=1e-3, atol=2e-5)
+
+
 # --- what makes no sense ----------------------------------------------------------------------------------------
 
 
@@ -636,6 +657,7 @@ def test_resize_nearest(rounding: str, size: int, numerator: int, offset: int, d
         ("conv", [(1, 4, 8, 8), (8, 3, 3, 3)], {}, "4 channels in 1 groups"),
         ("conv", [(1, 4, 8, 8), (8, 4, 3, 3)], {"strides": (0, 1)}, "positive"),
         ("conv", [(1, 4, 8, 8), (8, 4, 3, 3)], {"pads": (1, 1)}, "4 integers"),
+        ("conv", [(1, 4, 8, 8), (8, 4, 9, 9)], {}, "a window over 9 cells does not fit into 8"),
         ("conv", [(1, 4, 8, 8), (8, 4, 3, 3)], {"layout": "NWC"}, "layout NWC"),
         ("max_pool", [(1, 4, 8, 8)], {}, "attribute kernel"),
         ("reshape", [(2, 3)], {"shape": (4,)}, "6 elements"),

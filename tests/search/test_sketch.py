@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from ir.compute import MAX, MIN, Compute, Dag, Input
-from ir.expr import Axis, Read, call, lt, select
+from ir.expr import Axis, Const, Expr, Read, all_of, call, eq, lt, select
 from ir.schedule import CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
 from ir.target import Target
 from search.sketch import CPU, Rule, State, sketches, skip
@@ -72,6 +72,29 @@ def zero_rank() -> Dag:
     return Dag((Input("X", (128, 128)),), (Compute("s", (), Read("X", (i, k)), (i, k)),), ("s",))
 
 
+def table(i: Axis, j: Axis, rows: tuple[tuple[float, ...], ...]) -> Expr:
+    """A matrix of numbers as selects on its indices."""
+    out: Expr = Const(0.0)
+    for p, row in enumerate(rows):
+        for q, value in enumerate(row):
+            if value:
+                out = select(all_of(eq(i, p), eq(j, q)), Const(value), out)
+    return out
+
+
+def winograd() -> Dag:
+    """The three stages of F(2, 3) in one dimension: transform the tiles, multiply, transform back (Lavin and Gray)."""
+    forward = ((1.0, 0.0, -1.0, 0.0), (0.0, 1.0, 1.0, 0.0), (0.0, -1.0, 1.0, 0.0), (0.0, 1.0, 0.0, -1.0))
+    backward = ((1.0, 1.0, 1.0, 0.0), (0.0, 1.0, -1.0, -1.0))
+    p, t, c, q = Axis("p", 4), Axis("t", 14), Axis("c", 32), Axis("q", 4)
+    v = Compute("V", (p, t, c), table(p, q, forward) * Read("X", (t * 2 + q, c)), (q,))
+    o, r = Axis("o", 64), Axis("r", 32)
+    m = Compute("M", (p, t, o), Read("V", (p, t, r)) * Read("U", (p, r, o)), (r,))
+    s, k = Axis("s", 2), Axis("k", 4)
+    y = Compute("Y", (t, s, o), table(s, k, backward) * Read("M", (k, t, o)), (k,))
+    return Dag((Input("X", (30, 32)), Input("U", (4, 32, 64), constant=True)), (v, m, y), ("Y",))
+
+
 @dataclass(frozen=True)
 class Conformance:
     """`reference`: Ansor's count. `ours`: what we derive. `why`: the reason for the difference, if any."""
@@ -90,6 +113,7 @@ CASES = {
     "max pool":        Conformance(max_pool(),            1, 1),
     "row min":         Conformance(row_min(),             3, 2, LANES),
     "softmax":         Conformance(softmax(),             9, 4, LANES),
+    "winograd":        Conformance(winograd(),            3, 2, FUSED_ONCE),
     "zero rank":       Conformance(zero_rank(),           3, 2, LANES),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Resize and Upsample: coordinates as exact rationals where they are, tables where they are not."""
+"""Resize, Upsample, GridSample: coordinates as exact rationals where they are, tables where they are not."""
 
 from __future__ import annotations
 
@@ -206,4 +206,12 @@ def _extrapolated(b: Builder, out: str, lines: list[Line], value: float) -> str:
     return b.emit("where", b.constant(inside), out, b.scalar(value, b.dtype(out)))
 
 
-HANDLERS: Mapping[str, Handler] = {"Resize": _resize, "Upsample": _resize}
+def _grid_sample(b: Builder, n: Call) -> Sequence[str]:
+    """Modes were called bilinear and bicubic before opset 20."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(given := n.text("mode", "linear"), given)
+    corners = bool(n.integer("align_corners", 0))
+    padding = n.text("padding_mode", "zeros")
+    return [b.emit("grid_sample", *n.inputs, mode=mode, padding=padding, align_corners=corners)]
+
+
+HANDLERS: Mapping[str, Handler] = {"Resize": _resize, "Upsample": _resize, "GridSample": _grid_sample}
