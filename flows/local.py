@@ -6,6 +6,7 @@ the flow's end; it writes to our terminal; and it survives us when we are killed
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import http.client
 import logging
@@ -19,7 +20,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,19 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in QUIET.items():
         environ.setdefault(name, value)
-    with _api(folder, meanwhile, environ):
-        from flows.tune import WATCH, tune
+    if configured(environ):
+        meanwhile()
+    else:
+        _serve(folder, meanwhile, environ)
+    from flows.tune import WATCH, tune
 
-        log_to(folder / "prefect.log")
-        token = WATCH.set(watch)
-        try:
-            report: Report = tune(**arguments)
-            return report
-        finally:
-            WATCH.reset(token)
+    log_to(folder / "prefect.log")
+    token = WATCH.set(watch)
+    try:
+        report: Report = tune(**arguments)
+        return report
+    finally:
+        WATCH.reset(token)
 
 
 def configured(environ: Mapping[str, str]) -> bool:
@@ -91,29 +95,26 @@ def configured(environ: Mapping[str, str]) -> bool:
     return bool(profile.get("PREFECT_API_URL"))
 
 
-@contextmanager
-def _api(folder: Path, meanwhile: Callable[[], None], environ: MutableMapping[str, str]) -> Iterator[None]:
-    """An API for the flow, in the environment."""
-    if configured(environ):
-        meanwhile()
-        yield
-        return
-    with _home(Path(environ.get("PREFECT_HOME") or folder)) as home, (folder / "server.log").open("ab") as log:
+def _serve(folder: Path, meanwhile: Callable[[], None], environ: MutableMapping[str, str]) -> None:
+    """A server until this process ends, named in the environment.
+
+    Prefect sends its last events and logs while the interpreter exits, and waits for an answer. What is registered
+    before Prefect is imported runs after that.
+    """
+    with ExitStack() as started:
+        home = started.enter_context(_home(Path(environ.get("PREFECT_HOME") or folder)))
+        log = started.enter_context((folder / "server.log").open("ab"))
         environ["PREFECT_HOME"] = str(home)
         port = _free_port()
-        words = ["--host", "127.0.0.1", "--port", str(port)]
         server = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, *words],
+            [sys.executable, "-c", LAUNCH, "--host", "127.0.0.1", "--port", str(port)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environ), start_new_session=True,
         )  # fmt: skip
-        try:
-            meanwhile()
-            _wait_for(server, port, Path(log.name))
-            environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
-            yield
-        finally:
-            environ.pop("PREFECT_API_URL", None)
-            _stop(server)
+        started.callback(_stop, server)
+        meanwhile()
+        _wait_for(server, port, Path(log.name))
+        environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        atexit.register(started.pop_all().close)
 
 
 @contextmanager
