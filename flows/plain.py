@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.tuning import Stages, Watch, silent, tune
 from tasks.model import Model, load
-from tasks.outcome import Report, baseline, best_latency, latency, report
+from tasks.outcome import Report, baseline, best_latency, compare, report, untuned_latency
 from tasks.session import Request, Session, close, opened
 
 STORE = ".tilewright/store"
@@ -90,14 +90,15 @@ def carry_out(asked: Request, shape: Shape, stages: Stages, watch: Watch) -> Rep
 
 
 def _tuned(session: Session, stages: Stages, watch: Watch) -> Report:
-    before = baseline(session)
+    baseline(session)
     state = "finished"
     try:
         tune(session, stages, watch)
+        compare(session)
     except KeyboardInterrupt:
         state = "stopped"
-    close(session, release(), state, latency(session, before), best_latency(session))
-    return report(session, before, state)
+    close(session, release(), state, untuned_latency(session), best_latency(session))
+    return report(session, state)
 
 
 def release() -> str:

@@ -300,9 +300,8 @@ def _check_loop(s: For, place: _Place) -> None:
     if s.kind in ("unroll", "vector"):
         require(isinstance(s.extent, Const), f"{s.kind} loop {name} has no constant extent")
     require("vector" not in inside, f"loop {name} stands inside a vector loop")
-    require(
-        s.kind != "parallel" or set(inside) <= {"parallel"}, f"parallel loop {name} stands inside a {inside[-1:]} one"
-    )
+    outermost = s.kind != "parallel" or set(inside) <= {"parallel"}
+    require(outermost, f"parallel loop {name} stands inside others: {', '.join(inside)}")
     if s.kind == "vector":
         require(all(isinstance(x, Store) for x in s.body), f"vector loop {name} holds more than stores")
     require(_at_most(s.extent, s.var.extent), f"loop {name} may make more than {s.var.extent} trips")

@@ -62,6 +62,7 @@ class Lane:
     roofline_seconds: float
     incumbent: Incumbent | None = None
     case: Case | None = None
+    default_seconds: float | None = None  # of the program that runs when nothing was ever measured
     confirmed_seconds: float | None = None
     errors: dict[str, int] = field(default_factory=dict)
     broken: str = ""  # why this workload cannot be tuned at all

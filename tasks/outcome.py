@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from codegen.oracle import OracleError
 from codegen.toolchain import Binary
 from data.query import run as question
+from ir.schedule import Program
+from ir.timing import Failure
 from tasks.build import build_batch
 from tasks.deploy import guess
 from tasks.lane import CHECK_SEED, Lane, middle
@@ -15,16 +18,35 @@ from tasks.session import Session
 Report = dict[str, Any]  # JSON-able
 
 
-def baseline(session: Session) -> dict[str, float | None]:
-    """Workload key -> seconds of the program that runs when nothing was ever measured; None: it has no valid one.
+def baseline(session: Session) -> None:
+    """Time the program of every workload that runs when nothing was ever measured.
 
-    Measured like the finalists, so that before and after may be compared. A workload without a right answer to
-    compare with is taken out here, with the reason.
+    A workload without a right answer to compare with is taken out here, with the reason.
     """
     lanes = [lane for lane in session.lanes.values() if _has_case(session, lane)]
-    wanted = [(f"default-{lane.workload.key}", guess(lane.space)) for lane in lanes]
-    built = build_batch(session.bench, wanted)
-    return {lane.workload.key: _seconds(session, lane, b) for lane, b in zip(lanes, built, strict=True)}
+    built = build_batch(session.bench, [_default(lane) for lane in lanes])
+    for lane, b in zip(lanes, built, strict=True):
+        lane.default_seconds = _side_by_side(session, lane, [b])[0]
+    _forget(built)
+
+
+def compare(session: Session) -> None:
+    """Time each confirmed program and its default in turns: a clock drifts by more than 10 % during a tuning.
+
+    The confirmed time stays; the default's becomes that time times their ratio.
+    """
+    lanes = [lane for lane in session.lanes.values() if lane.incumbent and lane.confirmed_seconds]
+    found = [(lane.incumbent.key, lane.program(lane.incumbent.proposal)) for lane in lanes if lane.incumbent]
+    built = build_batch(session.bench, [*map(_default, lanes), *found])
+    for i, lane in enumerate(lanes):
+        default, best = _side_by_side(session, lane, [built[i], built[i + len(lanes)]])
+        if default and best and lane.confirmed_seconds:
+            lane.default_seconds = lane.confirmed_seconds * default / best
+    _forget(built)
+
+
+def _default(lane: Lane) -> tuple[str, Program]:
+    return f"default-{lane.workload.key}", guess(lane.space)
 
 
 def _has_case(session: Session, lane: Lane) -> bool:
@@ -35,23 +57,30 @@ def _has_case(session: Session, lane: Lane) -> bool:
     return not lane.broken
 
 
-def _seconds(session: Session, lane: Lane, built: object) -> float | None:
-    if not isinstance(built, Binary) or lane.case is None:
-        return None
-    (timing,) = session.bench.runner.confirm([built], lane.case, seconds=session.request.final_seconds)
-    return middle(timing) if timing.verified else None
+def _side_by_side(session: Session, lane: Lane, built: Sequence[Binary | Failure]) -> list[float | None]:
+    """Medians over shuffled rounds, as of finalists; None for what does not run or is wrong."""
+    ready = [b for b in built if isinstance(b, Binary)]
+    if lane.case is None or not ready:
+        return [None] * len(built)
+    timings = iter(session.bench.runner.confirm(ready, lane.case, seconds=session.request.final_seconds))
+    measured = [next(timings) if isinstance(b, Binary) else None for b in built]
+    return [middle(t) if t is not None and t.verified else None for t in measured]
 
 
-def latency(session: Session, seconds: dict[str, float | None]) -> float | None:
-    """Of the model: the weighted sum over its workloads, in seconds; None while one has no time."""
-    return session.latency(lambda lane: seconds.get(lane.workload.key))
+def _forget(built: Sequence[Binary | Failure]) -> None:
+    for path in {b.path for b in built if isinstance(b, Binary)}:
+        path.unlink(missing_ok=True)
+
+
+def untuned_latency(session: Session) -> float | None:
+    return session.latency(lambda lane: lane.default_seconds)
 
 
 def best_latency(session: Session) -> float | None:
     return session.latency(lambda lane: lane.best_seconds)
 
 
-def report(session: Session, before: dict[str, float | None], state: str) -> Report:
+def report(session: Session, state: str) -> Report:
     """Counts and stage times are the store's, so those of a run that was resumed are whole."""
     key = session.run.key
     summary = question(session.store, "run_summary", run=key).to_pylist()[0]
@@ -65,20 +94,20 @@ def report(session: Session, before: dict[str, float | None], state: str) -> Rep
         "state": state, "run": key, "store": str(session.store.root), "seed": session.run.seed,
         "trials": measured, "trials_allowed": session.request.trials, "rounds": summary["rounds"],
         "seconds": session.elapsed,
-        "latency_before_seconds": latency(session, before), "latency_after_seconds": best_latency(session),
+        "latency_before_seconds": untuned_latency(session), "latency_after_seconds": best_latency(session),
         "verified": all(lane.confirmed_seconds is not None for lane in session.lanes.values()),
         "programs_per_second": measured / spent if spent else None, **stages,
         "errors": {row["kind"]: row["count"] for row in errors},
         "peak_gflops": session.bench.peak_gflops,
-        "workloads": [_workload(session, lane, before, trials) for lane in session.lanes.values()],
+        "workloads": [_workload(session, lane, trials) for lane in session.lanes.values()],
     }  # fmt: skip
 
 
-def _workload(session: Session, lane: Lane, before: dict[str, float | None], trials: dict[str, int]) -> Report:
+def _workload(session: Session, lane: Lane, trials: dict[str, int]) -> Report:
     w, seconds = lane.workload, lane.best_seconds
     gflops = w.dag.flops / seconds / 1e9 if seconds else None
     return {
-        "key": w.key, "name": w.name, "weight": w.weight, "flops": w.dag.flops, "default_seconds": before.get(w.key),
+        "key": w.key, "name": w.name, "weight": w.weight, "flops": w.dag.flops, "default_seconds": lane.default_seconds,
         "best_seconds": seconds, "confirmed": lane.confirmed_seconds is not None,
         "program": lane.incumbent.key if lane.incumbent else None, "gflops": gflops,
         "percent_of_peak": 100 * gflops / session.bench.peak_gflops if gflops else None,

@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 TOP = 12  # workloads in a summary
 WIDTH = 200  # columns where nobody looks at a screen
 RULE = 100
+KEY = 10  # characters of a key that tell programs apart
 
 
 def console(plain: bool = False) -> Console:
@@ -55,7 +56,7 @@ def _workloads(found: Sequence[Row]) -> Table:
     for w in sorted(found, key=lambda w: -(w["best_seconds"] or 0) * w["weight"])[:TOP]:
         best = seconds(w["best_seconds"]) if w["best_seconds"] else w["broken"] or "-"
         figures = [f"{w[k]:.0f}" if w[k] else "-" for k in ("gflops", "percent_of_peak", "percent_of_roof")]
-        counts = [*figures, str(w["trials"]), w["program"] or "-"]
+        counts = [*figures, str(w["trials"]), (w["program"] or "-")[:KEY]]
         drawn.add_row(w["name"], str(w["weight"]), seconds(w["default_seconds"]), best, *counts)
     if len(found) > TOP:
         drawn.add_row(f"... and {len(found) - TOP} more")

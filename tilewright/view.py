@@ -80,8 +80,8 @@ class Picture:
     def __call__(self, event: str, session: Session, about: Any) -> None:
         if event in ("round", "confirmed"):
             self.latest = about.lane if event == "round" else about[0]
-            now = session.latency(lambda lane: lane.best_seconds)
-            self.latencies += [now] if now is not None else []
+        now = session.latency(lambda lane: lane.best_seconds or lane.default_seconds)
+        self.latencies += [now] if now is not None else []
         self.live.update(self.drawn(session, "confirming" if event == "confirmed" else "searching"), refresh=True)
 
     def drawn(self, session: Session, doing: str) -> Group:
@@ -89,15 +89,14 @@ class Picture:
             (session.run.model, "bold"), f" · {session.bench.target.key} · {doing} · {progress(session)}"
         )
         room = max(self.live.console.size.height - FIXED_LINES, 3)
-        return Group(head, table(session, self.latest, room), self.falling(session), failures(session))
+        return Group(head, table(session, self.latest, room), self.falling(), failures(session))
 
-    def falling(self, session: Session) -> Text:
+    def falling(self) -> Text:
         if not self.latencies:
-            waiting = sum(lane.best_seconds is None for lane in session.lanes.values())
-            return Text(f"estimated latency: {waiting} workloads have no time yet")
+            return Text("estimated latency: not every workload has a program yet")
         first, now = self.latencies[0], self.latencies[-1]
         return Text.assemble(
-            "estimated latency ", (seconds(now), "bold green"), f" from {seconds(first)}  ", spark(self.latencies)
+            "estimated latency ", (seconds(now), "bold green"), f", untuned {seconds(first)}  ", spark(self.latencies)
         )
 
 

@@ -156,7 +156,7 @@ ILLEGAL: list[tuple[tuple[Stmt, ...], str]] = [
     ((loop(I, loop(J, PUT, extent=number(7))),), "loop j may make more than 6 trips"),
     ((loop(I, loop(J, PUT, kind="vector", extent=Op("min", (I, number(6))))),), "vector loop j has no constant extent"),
     ((loop(I, loop(J, PUT), kind="vector"),), "vector loop i holds more than stores|stands inside a vector loop"),
-    ((loop(I, loop(J, PUT, kind="parallel")),), "parallel loop j stands inside a"),
+    ((loop(I, loop(J, PUT, kind="parallel")),), "parallel loop j stands inside others: serial"),
     ((loop(I, loop(J, at(number(0), J)), kind="parallel"),), "iterations of i may store to one element of y"),
     ((loop(I, loop(J, at(number(0), I // 2)), kind="parallel"),), "iterations of i may store to one element of y"),
     ((loop(I, Alloc("t", (4,), "float32", "workspace"), loop(J, PUT)),), "workspace t is allocated inside a loop"),

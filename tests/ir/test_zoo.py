@@ -78,7 +78,7 @@ def test_names_can_all_be_built() -> None:
 
 @pytest.mark.parametrize("name", ["resnet5O", "GMM.4", "C2D.b1.0.7", "GMM.x", "resnet50.1", "", "T2D.0.b"])
 def test_unknown_names_say_what_is_near(name: str) -> None:
-    with pytest.raises(ModelError, match=r"no model is called .*(near|try)"):
+    with pytest.raises(ModelError, match=r"no model is called .*(near|try|there are)"):
         build(name)
 
 
