@@ -1,0 +1,41 @@
+"""Loop nest -> C text. Pure: no compiler is called here.
+
+`unroll` loops become straight code, `vector` loops vector operations, register buffers named variables. In straight
+code every distinct address is computed once and every element loaded once. What has no vector form runs lane by lane.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from codegen.c.emitter import Emitter
+from codegen.c.scalar import CTYPE
+from codegen.kernel import Argument, Kernel
+from ir.compute import Dag
+from ir.loop import Nest
+
+PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
+
+__all__ = ["CTYPE", "PRELUDE", "emit", "kernel"]
+
+
+def kernel(
+    nest: Nest, key: str, entry: str, constants: frozenset[str], prepare: tuple[tuple[str, Dag], ...] = ()
+) -> Kernel:
+    """The function and its calling convention; `constants` names the inputs that are known before run time."""
+    roles = [(b, "constant" if b.name in constants else "input") for b in nest.inputs]
+    roles += [(b, "output") for b in nest.outputs]
+    arguments = tuple(Argument(b.name, b.shape, b.dtype, role) for b, role in roles)  # type: ignore[arg-type]
+    source, workspace = emit(nest, entry)
+    return Kernel(key, entry, source, arguments, prepare, workspace)
+
+
+def emit(nest: Nest, entry: str = "kernel") -> tuple[str, int]:
+    """C text of `void entry(void *const *arguments, void *workspace)` and the bytes of workspace it wants."""
+    e = Emitter()
+    for i, b in enumerate((*nest.inputs, *nest.outputs)):
+        const = "const " if i < len(nest.inputs) else ""
+        name = e.declare(b.name, b.shape, b.dtype, "argument")
+        e.line(f"{const}{CTYPE[b.dtype]} *restrict {name} = arguments[{i}];")
+    e.block(nest.body)
+    return f"void {entry}(void *const *arguments, void *workspace) {{\n{e.text()}}}\n", e.workspace

@@ -1,0 +1,212 @@
+"""Statements: blocks, loops, unrolled and vectorised code, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from codegen.c.scalar import CTYPE, combine
+from codegen.c.scope import Buffer
+from codegen.c.vector import NoVector, Vector, Vectors
+from ir.expr import Const, Expr, Op, Read
+from ir.loop import Alloc, For, If, Stmt, Store
+
+HORIZONTAL = {"add": "hadd", "mul": "hmul", "max": "hmax", "min": "hmin"}
+
+
+@dataclass
+class Emitter(Vectors):
+    """Writes a nest, statement by statement. `workspace`: bytes it wants from the caller."""
+
+    parallel_depth: int = 0
+
+    def block(self, body: tuple[Stmt, ...]) -> None:
+        """A C block: what is remembered inside it is forgotten behind it."""
+        saved = dict(self.pointers), dict(self.loads), self.stored
+        self.loads = {}
+        self.stored = frozenset(_stored(body))
+        self.straight(body)
+        self.pointers, self.loads, self.stored = saved
+
+    def straight(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            match s:
+                case Alloc():
+                    self.alloc(s)
+                case Store():
+                    self.store(s)
+                case If():
+                    self.condition(s)
+                case For(_, _, _, "unroll"):
+                    self.unroll(s)
+                case For(_, _, _, "vector"):
+                    self.vectorise(s)
+                case For():
+                    self.loop(s)
+
+    def alloc(self, a: Alloc) -> None:
+        name = self.declare(a.buffer, a.shape, a.dtype, a.scope)
+        ctype = CTYPE[a.dtype]
+        if a.scope == "workspace":
+            self.line(f"{ctype} *restrict {name} = ({ctype} *)((char *)workspace + {self.workspace});")
+            self.workspace += -(-_bytes(a) // 64) * 64
+        elif a.scope == "stack":
+            self.line(f"{ctype} {name}[{max(prod(a.shape), 1)}] __attribute__((aligned(64)));")
+        else:
+            vector = a.shape[-1] > 1
+            kind = f"v{a.shape[-1]}f" if vector else ctype
+            names = [f"{name}{suffix}" for suffix in suffixes(a.shape[:-1])]
+            for i in range(0, len(names), 12):
+                self.line(f"{kind} {', '.join(names[i : i + 12])};")
+
+    def condition(self, s: If) -> None:
+        test = self.scalar(s.condition)
+        if test in ("1", "0"):
+            self.straight(s.then if test == "1" else s.orelse)
+            return
+        self.line(f"if ({test}) {{")
+        self.nested(s.then)
+        if s.orelse:
+            self.line("} else {")
+            self.nested(s.orelse)
+        self.line("}")
+
+    def nested(self, body: tuple[Stmt, ...]) -> None:
+        self.depth += 1
+        self.block(body)
+        self.depth -= 1
+
+    def loop(self, s: For) -> None:
+        if s.kind == "parallel" and self.parallel_depth == 0:
+            together = _collapsible(s)
+            clause = f" collapse({together})" if together > 1 else ""
+            self.line(f"#pragma omp parallel for{clause} schedule(static)")
+        var = self.axis(s.var)
+        self.line(f"for (int64_t {var} = 0; {var} < {self.scalar(s.extent)}; {var}++) {{")
+        self.parallel_depth += s.kind == "parallel"
+        self.nested(s.body)
+        self.parallel_depth -= s.kind == "parallel"
+        self.line("}")
+
+    def unroll(self, s: For) -> None:
+        for i in range(constant(s.extent)):
+            self.constants[s.var] = i
+            self.straight(s.body)
+        del self.constants[s.var]
+
+    def vectorise(self, s: For) -> None:
+        self.vector = Vector(s.var, s.var.extent, constant(s.extent))
+        if s.var.extent == 1:
+            self.vector = None
+            self.constants[s.var] = 0
+        self.straight(s.body)
+        self.vector = None
+        self.constants.pop(s.var, None)
+
+    def store(self, s: Store) -> None:
+        target = self.buffers[s.buffer]
+        if self.vector is None:
+            self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
+            return
+        before = len(self.lines), self.depth, self.vector, dict(self.pointers), dict(self.loads)
+        try:
+            self.store_vector(s, target, self.vector)
+        except NoVector:  # found out half way: take back what was written
+            written, self.depth, self.vector, self.pointers, self.loads = before
+            del self.lines[written:]
+            self.store_lanes(s, target, self.vector)
+
+    def store_vector(self, s: Store, target: Buffer, v: Vector) -> None:
+        if target.dtype != "float32" or v.lanes not in (4, 8, 16):
+            raise NoVector
+        if not any(self.mentions(i, v.axis) for i in s.index):
+            self.store_across(s, target, v)
+        elif target.scope == "register":
+            self.line(f"{self.register(target, s.index[:-1])} = {self.as_vector(self.value(s.value))};")
+        else:
+            form, rest = self.offset(s.buffer, s.index)
+            if rest or form.coefficient(v.axis) != 1:
+                raise NoVector
+            value = self.as_vector(self.value(s.value))
+            at = self.address(target, form, v.axis)
+            if v.active == v.lanes:
+                self.line(f"*(u{v.lanes}f *)({at}) = {value};")
+            else:
+                self.line(f"tw_store{v.lanes}({at}, {value}, {v.active});")
+
+    def store_across(self, s: Store, target: Buffer, v: Vector) -> None:
+        """s = s + e over lanes      -->      s = s + tw_hadd(e)"""
+        match s.value:
+            case Op(name, (Read(buffer, index, _), e)) if name in HORIZONTAL and (buffer, index) == (s.buffer, s.index):
+                if v.active != v.lanes:
+                    raise NoVector
+                across = f"tw_{HORIZONTAL[name]}{v.lanes}({self.as_vector(self.value(e))})"
+                place = self.place(target, s)
+                self.line(f"{place} = {combine(name, target.dtype, place, across)};")
+            case _:
+                raise NoVector
+
+    def store_lanes(self, s: Store, target: Buffer, v: Vector) -> None:
+        """One lane after the other: always right, never fast."""
+        var = self.axis(v.axis)
+        self.vector = None
+        saved_loads, saved_pointers, self.loads = self.loads, dict(self.pointers), {}
+        self.line(f"for (int {var} = 0; {var} < {v.active}; {var}++) {{")
+        self.depth += 1
+        self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
+        self.depth -= 1
+        self.line("}")
+        self.loads, self.pointers, self.vector = saved_loads, saved_pointers, v
+
+    def place(self, target: Buffer, s: Store) -> str:
+        """The element a scalar store writes."""
+        if target.scope == "register":
+            return self.register_element(target, s.index)
+        form, rest = self.offset(s.buffer, s.index)
+        return self.element(target, form, rest)
+
+
+def _bytes(a: Alloc) -> int:
+    return prod(a.shape) * np.dtype(a.dtype).itemsize
+
+
+def suffixes(shape: tuple[int, ...]) -> Iterator[str]:
+    if not shape:
+        yield ""
+        return
+    for i in range(shape[0]):
+        for rest in suffixes(shape[1:]):
+            yield f"_{i}{rest}"
+
+
+def _stored(body: tuple[Stmt, ...]) -> Iterator[str]:
+    for s in body:
+        match s:
+            case Store(buffer, _, _):
+                yield buffer
+            case For(_, _, inner, _):
+                yield from _stored(inner)
+            case If(_, then, orelse):
+                yield from _stored(then)
+                yield from _stored(orelse)
+            case Alloc():
+                pass
+
+
+def _collapsible(s: For) -> int:
+    """How many perfectly nested parallel loops stand here, with extents that do not depend on each other."""
+    n = 1
+    while len(s.body) == 1 and isinstance(s.body[0], For) and s.body[0].kind == "parallel":
+        s = s.body[0]
+        if not isinstance(s.extent, Const):
+            break
+        n += 1
+    return n
+
+
+def constant(e: Expr) -> int:
+    assert isinstance(e, Const), "an unrolled or vector loop has a constant extent"
+    return int(e.value)

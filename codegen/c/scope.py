@@ -1,0 +1,257 @@
+"""Names, buffers, addresses and scalar expressions: what a piece of C text is written with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from operator import eq, le, lt, ne
+
+from codegen.c.scalar import CTYPE, cast, literal, operation
+from ir.affine import ZERO, Affine, affine, interval, plus, scale
+from ir.expr import Axis, Cast, Const, Expr, Op, Param, Read, axes, dtype_of
+
+FOLDED: dict[str, Callable[[int, int], bool]] = {"lt": lt, "le": le, "eq": eq, "ne": ne}
+KEYWORDS = frozenset(
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    name: str  # in C
+    shape: tuple[int, ...]
+    dtype: str
+    scope: str
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """C text and what it is: "s" scalar, "v" vector of float, "i" vector of int32, "m" vector mask."""
+
+    text: str
+    kind: str = "s"
+
+
+@dataclass
+class Scope:
+    """The text so far and what is known where it ends: names, pointers that were set up, elements that were loaded."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    axis_names: dict[Axis, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=lambda: {"arguments", "workspace", *KEYWORDS})
+    constants: dict[Axis, int] = field(default_factory=dict)  # unrolled loops: their index here
+    pointers: dict[tuple[str, tuple[tuple[Axis, int], ...]], str] = field(default_factory=dict)
+    loads: dict[str, Value] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()  # buffers written in the straight code around: not to be remembered
+    workspace: int = 0
+    counter: int = 0
+    # by identity: the nest keeps its trees alive, and hashing a tree costs more than emitting it
+    forms: dict[tuple[int, int], tuple[Affine, tuple[tuple[int, Expr], ...]]] = field(default_factory=dict)
+    kept: list[Buffer] = field(default_factory=list)  # so that no identity is used twice
+    known_axes: dict[int, frozenset[Axis]] = field(default_factory=dict)
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def fresh(self, stem: str) -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def unique(self, name: str) -> str:
+        """A C identifier for any name."""
+        stem = re.sub(r"[^A-Za-z0-9_]", "_", name)[:40] or "x"
+        stem = f"x{stem}" if stem[0].isdigit() or stem in KEYWORDS else stem
+        out, n = stem, 1
+        while out in self.taken:
+            n += 1
+            out = f"{stem}_{n}"
+        self.taken.add(out)
+        return out
+
+    def declare(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> str:
+        old = self.buffers.get(name)
+        c_name = old.name if old is not None and scope in ("register", "stack") else self.unique(name)
+        self.buffers[name] = Buffer(c_name, shape, dtype, scope, strides_of(shape))
+        self.kept.append(self.buffers[name])
+        return c_name
+
+    def axis(self, a: Axis) -> str:
+        if a not in self.axis_names:
+            self.axis_names[a] = self.unique(a.name)
+        return self.axis_names[a]
+
+    def offset(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Affine, tuple[tuple[int, Expr], ...]]:
+        """Row-major offset: its linear part, and (stride, index) for the indices that are not linear."""
+        b = self.buffers[buffer]
+        key = (id(b), id(index))
+        known = self.forms.get(key)
+        if known is None:
+            known = self.forms[key] = linear(index, b.strides)
+        form, rest = known
+        if not self.constants:
+            return form, rest
+        constant, terms = form.constant, []
+        for a, c in form.terms:
+            if a in self.constants:
+                constant += c * self.constants[a]
+            else:
+                terms.append((a, c))
+        return Affine(tuple(terms), constant), rest
+
+    def address(self, b: Buffer, form: Affine, lane: Axis | None) -> str:
+        """`pointer + constant`, the pointer set up once for all accesses that share their moving part."""
+        terms = tuple(t for t in form.terms if t[0] != lane) if lane is not None else form.terms
+        if not terms:
+            base = b.name
+        else:
+            key = (b.name, terms)
+            if key not in self.pointers:
+                moving = " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in terms)
+                self.pointers[key] = self.fresh("p")
+                const = "" if b.scope in ("stack", "workspace") or b.name in self.stored_names() else "const "
+                self.line(f"{const}{CTYPE[b.dtype]} *{self.pointers[key]} = {b.name} + ({moving});")
+            base = self.pointers[key]
+        return f"{base} + {form.constant}" if form.constant else base
+
+    def stored_names(self) -> set[str]:
+        return {self.buffers[n].name for n in self.stored if n in self.buffers}
+
+    def element(self, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...]) -> str:
+        parts = [self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in form.terms]
+        parts += [f"{self.scalar(i)} * {stride}" if stride != 1 else self.scalar(i) for stride, i in rest]
+        if form.constant or not parts:
+            parts.append(str(form.constant))
+        return f"{b.name}[{' + '.join(parts)}]"
+
+    def register(self, b: Buffer, index: tuple[Expr, ...]) -> str:
+        at = [self.number(i) for i in index]
+        return b.name + "".join(f"_{i}" for i in at)
+
+    def register_element(self, b: Buffer, index: tuple[Expr, ...]) -> str:
+        name = self.register(b, index[:-1])
+        return f"{name}[{self.scalar(index[-1])}]" if b.shape[-1] > 1 else name
+
+    def number(self, e: Expr) -> int:
+        if isinstance(e, Axis):
+            return self.constants[e]
+        if isinstance(e, Const):
+            return int(e.value)
+        form = affine(e)
+        assert form is not None
+        return form.constant + sum(c * self.constants[a] for a, c in form.terms)
+
+    def mentions(self, e: Expr, axis: Axis) -> bool:
+        known = self.known_axes.get(id(e))
+        if known is None:
+            known = self.known_axes[id(e)] = frozenset(axes(e))
+        return axis in known
+
+    def scalar(self, e: Expr) -> str:
+        match e:
+            case Const(value, dtype):
+                return literal(value, dtype)
+            case Axis():
+                return str(self.constants[e]) if e in self.constants else self.axis(e)
+            case Read(tensor, index, _):
+                return self.scalar_read(e, tensor, index)
+            case Cast(dtype, arg):
+                return cast(dtype, dtype_of(arg), self.scalar(arg))
+            case Op("select", (c, then, otherwise)):
+                test = self.scalar(c)
+                if test in ("0", "1"):
+                    return self.scalar(then if test == "1" else otherwise)
+                return f"({test} ? {self.scalar(then)} : {self.scalar(otherwise)})"
+            case Op("floordiv" | "mod" as name, (a, Const(n, "int64"))) if natural(a) and n > 0:
+                return f"({self.scalar(a)} {'/' if name == 'floordiv' else '%'} {n})"
+            case Op(name, args):
+                return self.scalar_operation(name, args)
+            case Param():
+                raise AssertionError("a combiner's parameter outside its combiner")
+
+    def scalar_operation(self, name: str, args: tuple[Expr, ...]) -> str:
+        """Conditions on unrolled indices are known here: the side that is not taken is never written."""
+        texts = [self.scalar(a) for a in args]
+        if name in FOLDED and all(t.isdigit() for t in texts):
+            return str(int(FOLDED[name](*map(int, texts))))
+        if name in ("and", "or") and (fixed := "0" if name == "and" else "1") in texts:
+            return fixed
+        if name in ("and", "or") and len(rest := [t for t in texts if not t.isdigit()]) < 2:
+            return rest[0] if rest else texts[0]
+        return operation(name, dtype_of(args[0]), texts)
+
+    def scalar_read(self, e: Expr, tensor: str, index: tuple[Expr, ...]) -> str:
+        b = self.buffers[tensor]
+        if b.scope == "register":
+            return self.register_element(b, index)
+        form, rest = self.offset(tensor, index)
+        return self.element(b, form, rest)
+
+
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= n
+    return tuple(reversed(out))
+
+
+def linear(index: tuple[Expr, ...], strides: tuple[int, ...]) -> tuple[Affine, tuple[tuple[int, Expr], ...]]:
+    form, rest = ZERO, []
+    for i, stride in zip(index, strides, strict=True):
+        part = affine(i)
+        if part is None:
+            rest.append((stride, i))
+        else:
+            form = plus(form, scale(part, stride)) or ZERO
+    terms = tuple(sorted(form.terms, key=lambda t: t[0].name))
+    return Affine(terms, form.constant), tuple(rest)
+
+
+@cache
+def natural(e: Expr) -> bool:
+    """An index known not to be negative: C division is floor division."""
+    low_high = interval(e)
+    return low_high is not None and low_high[0] >= 0

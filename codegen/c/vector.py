@@ -1,0 +1,217 @@
+"""Expressions under a vector loop: one operation for all lanes, or the news that there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isnan
+
+from codegen.c.scalar import INFIX
+from codegen.c.scope import Buffer, Scope, Value
+from ir.affine import Affine, affine
+from ir.expr import Axis, Cast, Const, Expr, Op, Read, dtype_of, walk
+
+VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+VECTOR_CALL = frozenset({"exp", "tanh", "erf", "sigmoid", "sqrt", "log", "floor", "abs", "max", "min"})
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The vector loop around a statement: its axis, lanes of a full vector, and how many are active."""
+
+    axis: Axis
+    lanes: int
+    active: int
+
+
+class NoVector(Exception):
+    """This expression has no vector form; it runs lane by lane."""
+
+
+@dataclass
+class Vectors(Scope):
+    """Adds the vector loop around the statement, if there is one."""
+
+    vector: Vector | None = None
+
+    def as_vector(self, v: Value) -> str:
+        assert self.vector is not None
+        if v.kind == "s":
+            zero = v.text in ("0.0f", "0")
+            return f"(v{self.vector.lanes}f){{}}" if zero else f"tw_splat{self.vector.lanes}({v.text})"
+        if v.kind != "v":
+            raise NoVector
+        return v.text
+
+    def value(self, e: Expr) -> Value:
+        """An expression under the vector loop."""
+        v = self.vector
+        assert v is not None
+        if isinstance(e, Read):
+            return self.read(e, v)
+        if not self.mentions(e, v.axis):
+            return self.invariant(e)
+        match e:
+            case Op("select", (c, then, otherwise)):
+                return self.selection(c, then, otherwise, v)
+            case Op(name, args):
+                return self.operation(name, args, v)
+            case Axis():
+                return Value(f"tw_iota{v.lanes}()", "i")
+            case Cast("float32", arg) if dtype_of(arg) == "float32":
+                return self.value(arg)
+            case _:
+                raise NoVector
+
+    def invariant(self, e: Expr) -> Value:
+        """The same for all lanes: computed once."""
+        if isinstance(e, Const | Axis):
+            return Value(self.scalar(e))
+        if dtype_of(e) != "float32":
+            return Value(self.scalar(e))
+        text = self.scalar(e)
+        if any(isinstance(n, Read) and n.tensor in self.stored for n in walk(e)):
+            return Value(text)
+        if text not in self.loads:
+            name = self.fresh("t")
+            self.line(f"float {name} = {text};")
+            self.loads[text] = Value(name)
+        return self.loads[text]
+
+    def read(self, e: Read, v: Vector) -> Value:
+        b = self.buffers[e.tensor]
+        if b.scope == "register":
+            if b.shape[-1] == v.lanes and self.mentions(e.index[-1], v.axis):
+                return Value(self.register(b, e.index[:-1]), "v")
+            return Value(self.register_element(b, e.index))
+        form, rest = self.offset(e.tensor, e.index)
+        step = form.coefficient(v.axis)
+        if any(self.mentions(i, v.axis) for _, i in rest):
+            raise NoVector
+        if step == 0:
+            return self.broadcast(e, b, form, rest)
+        if step != 1 or b.dtype != "float32":
+            raise NoVector
+        return self.load(e, b, form, rest, v)
+
+    def broadcast(self, e: Read, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...]) -> Value:
+        text = self.element(b, form, rest) if rest else f"*({self.address(b, form, None)})"
+        if b.dtype != "float32":
+            return Value(text)
+        return self.remember(e.tensor, text, f"float {{}} = {text};", "s")
+
+    def load(self, e: Read, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...], v: Vector) -> Value:
+        if rest:
+            first = Affine(tuple(t for t in form.terms if t[0] != v.axis), form.constant)
+            at = f"&{self.element(b, first, rest)}"
+        else:
+            at = self.address(b, form, v.axis)
+        full = v.active == v.lanes or self.padded(e, b, v)
+        text = f"*(const u{v.lanes}f *)({at})" if full else f"tw_load{v.lanes}({at}, {v.active})"
+        return self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
+
+    def remember(self, tensor: str, text: str, declaration: str, kind: str) -> Value:
+        if tensor in self.stored:
+            return Value(text, kind)
+        if text not in self.loads:
+            name = self.fresh("t")
+            self.line(declaration.format(name))
+            self.loads[text] = Value(name, kind)
+        return self.loads[text]
+
+    def padded(self, e: Read, b: Buffer, v: Vector) -> bool:
+        """The inactive lanes still lie inside the same row of the buffer."""
+        last = affine(e.index[-1])
+        if last is None:
+            return False
+        moving = [a for a, _ in last.terms if a not in self.constants]
+        at = last.constant + sum(c * self.constants.get(a, 0) for a, c in last.terms)
+        return moving == [v.axis] and at + v.lanes <= b.shape[-1]
+
+    def selection(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
+        match c:
+            case Op("lt", (Axis() as lane, Const(n, _))) if lane == v.axis:
+                return self.first_lanes(int(n), then, otherwise, v)
+        if not self.mentions(c, v.axis):
+            return self.branch(c, then, otherwise, v)
+        if any(isinstance(n, Read) and self.buffers[n.tensor].scope != "register" and self.mentions(n, v.axis)
+               for side in (then, otherwise) for n in walk(side)):  # fmt: skip
+            raise NoVector  # a guarded load must not touch what its guard rules out
+        mask = self.value(c)
+        if mask.kind != "m":
+            raise NoVector
+        a, b = self.as_vector(self.value(then)), self.as_vector(self.value(otherwise))
+        return Value(f"tw_select{v.lanes}({mask.text}, {a}, {b})", "v")
+
+    def first_lanes(self, n: int, then: Expr, otherwise: Expr, v: Vector) -> Value:
+        self.vector = replace(v, active=n)
+        new = self.as_vector(self.value(then))
+        self.vector = v
+        return Value(f"tw_blend{v.lanes}({new}, {self.as_vector(self.value(otherwise))}, {n})", "v")
+
+    def branch(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
+        """A condition that all lanes share: loads happen only on the side that is taken."""
+        test = self.scalar(c)
+        if test in ("1", "0"):
+            return self.value(then if test == "1" else otherwise)
+        name = self.fresh("t")
+        self.line(f"v{v.lanes}f {name};")
+        for head, side in ((f"if ({test}) {{", then), ("} else {", otherwise)):
+            self.line(head)
+            self.depth += 1
+            saved = dict(self.pointers), dict(self.loads)
+            self.line(f"{name} = {self.as_vector(self.value(side))};")
+            self.pointers, self.loads = saved
+            self.depth -= 1
+        self.line("}")
+        return Value(name, "v")
+
+    def operation(self, name: str, args: tuple[Expr, ...], v: Vector) -> Value:
+        if name in VECTOR_COMPARE or name in ("and", "or", "not"):
+            return self.mask(name, args)
+        if name in ("max", "min"):
+            return self.extreme(name, args, v)
+        values = [self.value(a) for a in args]
+        if any(x.kind == "i" for x in values):
+            if name in ("add", "sub", "mul") and all(x.kind in "is" for x in values):
+                return Value(f"({values[0].text} {INFIX[name]} {as_int(values[1])})", "i")
+            raise NoVector
+        if any(x.kind == "m" for x in values) or dtype_of(args[0]) != "float32":
+            raise NoVector
+        if name in VECTOR_INFIX:
+            return Value(f"({values[0].text} {VECTOR_INFIX[name]} {values[1].text})", "v")
+        if name == "neg":
+            return Value(f"(-{values[0].text})", "v")
+        if name == "rsqrt":
+            return Value(f"(1.f / tw_sqrt{v.lanes}({self.as_vector(values[0])}))", "v")
+        if name in VECTOR_CALL:
+            return Value(f"tw_{name}{v.lanes}({', '.join(map(self.as_vector, values))})", "v")
+        raise NoVector
+
+    def extreme(self, name: str, args: tuple[Expr, ...], v: Vector) -> Value:
+        """max and min; against a constant, which is no NaN, one instruction."""
+        a, b = args
+        if dtype_of(a) != "float32":
+            raise NoVector
+        first, second = self.as_vector(self.value(a)), self.as_vector(self.value(b))
+        for one, other, number in ((first, second, b), (second, first, a)):
+            if isinstance(number, Const) and not isnan(number.value):
+                return Value(f"tw_at{'least' if name == 'max' else 'most'}{v.lanes}({one}, {other})", "v")
+        return Value(f"tw_{name}{v.lanes}({first}, {second})", "v")
+
+    def mask(self, name: str, args: tuple[Expr, ...]) -> Value:
+        values = [self.value(a) for a in args]
+        if name in VECTOR_COMPARE:
+            if any(x.kind == "m" for x in values) or all(x.kind == "s" for x in values):
+                raise NoVector
+            a, b = (as_int(x) if any(y.kind == "i" for y in values) else x.text for x in values)
+            return Value(f"({a} {VECTOR_COMPARE[name]} {b})", "m")
+        if any(x.kind != "m" for x in values):
+            raise NoVector
+        if name == "not":
+            return Value(f"(~{values[0].text})", "m")
+        return Value(f"({values[0].text} {'&' if name == 'and' else '|'} {values[1].text})", "m")
+
+
+def as_int(v: Value) -> str:
+    return v.text if v.kind == "i" else f"(int32_t)({v.text})"
