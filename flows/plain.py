@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -98,7 +99,16 @@ def _tuned(session: Session, stages: Stages, watch: Watch) -> Report:
     except KeyboardInterrupt:
         state = "stopped"
     close(session, release(), state, untuned_latency(session), best_latency(session))
-    return report(session, state)
+    return _kept(report(session, state), session.store.root.parent / "reports")
+
+
+def _kept(found: Report, folder: Path) -> Report:
+    """The report, also as a file of the run."""
+    path = folder / f"{found['run']}.json"
+    found["report"] = str(path)
+    folder.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, indent=2))
+    return found
 
 
 def release() -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
 
-from ir.affine import ZERO, Affine, affine, bounds, interval, plus, scale
+from ir.affine import ZERO, Affine, affine, bounds, scale
 from ir.compute import LEFT, RIGHT, Compute, Dag, Tensor
 from ir.expr import (
     DTYPES,
@@ -25,6 +24,7 @@ from ir.expr import (
     reads,
     walk,
 )
+from ir.facts import at_most, below, facts_of, form_of, never_positive, of_divisions
 from ir.loop import Alloc, For, If, Nest, Stmt, Store
 from ir.schedule import CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
 from ir.transform import apply, unit_axes
@@ -238,7 +238,7 @@ class _Place:
         return {f.var for f in self.loops if f.kind in ("unroll", "vector")}
 
     def knowing(self, condition: Expr, holds: bool) -> _Place:
-        return replace(self, facts=(*self.facts, *_facts(condition, holds)))
+        return replace(self, facts=(*self.facts, *facts_of(condition, holds)))
 
 
 def check_nest(nest: Nest) -> None:
@@ -304,9 +304,9 @@ def _check_loop(s: For, place: _Place) -> None:
     require(outermost, f"parallel loop {name} stands inside others: {', '.join(inside)}")
     if s.kind == "vector":
         require(all(isinstance(x, Store) for x in s.body), f"vector loop {name} holds more than stores")
-    require(_at_most(s.extent, s.var.extent), f"loop {name} may make more than {s.var.extent} trips")
+    require(at_most(s.extent, s.var.extent), f"loop {name} may make more than {s.var.extent} trips")
     before = replace(place, loops=(*place.loops, s))
-    _check_block(s.body, replace(before, facts=(*place.facts, *_upper(s.var, s.extent))))
+    _check_block(s.body, replace(before, facts=(*place.facts, *below(s.var, s.extent))))
 
 
 def _check_store(s: Store, place: _Place) -> None:
@@ -376,133 +376,10 @@ def _check_access(what: str, buffer: str, index: tuple[Expr, ...], place: _Place
 
 
 def _check_bounds(where: str, index: Expr, extent: int, place: _Place) -> None:
-    form = _form(index)
+    form = form_of(index)
     if form is None:
         return  # the index is data
-    facts = (*place.facts, *_of_divisions(index, place.facts))
-    require(_never_positive(scale(form, -1) or ZERO, facts), f"{where}: may be below 0")
+    facts = (*place.facts, *of_divisions(index, place.facts))
+    require(never_positive(scale(form, -1) or ZERO, facts), f"{where}: may be below 0")
     above = Affine(form.terms, form.constant - extent + 1)
-    require(_never_positive(above, facts), f"{where}: may reach beyond {extent - 1}")
-
-
-# --- linear facts -----------------------------------------------------------------------
-
-
-def _at_most(e: Expr, limit: int) -> bool:
-    match e:
-        case Op("min", (a, b)):
-            return _at_most(a, limit) or _at_most(b, limit)
-        case _:
-            found = interval(e)
-            return found is not None and found[1] <= limit
-
-
-def _form(e: Expr) -> Affine | None:
-    """Linear in axes and in quotients and remainders, each of which stands as an axis of its own."""
-    return affine(_named(e))
-
-
-def _named(e: Expr) -> Expr:
-    match e:
-        case Op("floordiv" | "mod", _) if (found := interval(e)) is not None:
-            low, high = found
-            return Op("add", (Axis(str(e), high - low + 1), Const(low, "int64")))
-        case Op(name, args):
-            return Op(name, tuple(map(_named, args)))
-        case _:
-            return e
-
-
-def _of_divisions(e: Expr, facts: tuple[Affine, ...]) -> Iterator[Affine]:
-    """q = x // n means n * q <= x; with x <= c that is q <= c // n, rounded down. What x has beyond a fact may be
-    bounded by a fact about one axis."""
-    single = [f for f in facts if len(f.terms) == 1]
-    for node in walk(e):
-        match node:
-            case Op("floordiv", (x, Const(n, _))):
-                below = plus(scale(_form(node), int(n)), scale(_form(x), -1))
-                for fact in (ZERO, *facts):
-                    sum_ = plus(below, fact)
-                    yield from _fact(sum_)
-                    for f in single:
-                        [(a, c)] = f.terms
-                        if c == 1 and sum_ is not None and sum_.coefficient(a) < 0:
-                            yield from _fact(plus(sum_, scale(f, -sum_.coefficient(a))))
-            case _:
-                pass
-
-
-def _never_positive(form: Affine, facts: tuple[Affine, ...], depth: int = 2) -> bool:
-    """form <= 0 follows from the ranges of its axes, or with a multiple of a fact (each <= 0) taken away."""
-    if bounds(form)[1] <= 0:
-        return True
-    if depth == 0:
-        return False
-    for n, fact in enumerate(facts):
-        for a, c in fact.terms:
-            times = form.coefficient(a) // c if form.coefficient(a) % c == 0 else 0
-            if times > 0:
-                less = plus(form, scale(fact, -times))
-                if less is not None and _never_positive(less, facts[:n] + facts[n + 1 :], depth - 1):
-                    return True
-    return False
-
-
-def _fact(form: Affine | None) -> Iterator[Affine]:
-    """form <= 0, and what follows for the terms that share a divisor when the others are at their smallest."""
-    if form is None or not form.terms:
-        return
-    for by in {gcd(*(c for _, c in form.terms)), *(abs(c) for _, c in form.terms)}:
-        kept = tuple((a, c // by) for a, c in form.terms if c % by == 0)
-        least = sum(min(0, c * (a.extent - 1)) for a, c in form.terms if c % by)
-        yield Affine(kept, -(-(form.constant + least) // by))  # over integers: rounded up
-
-
-def _facts(condition: Expr, holds: bool) -> Iterator[Affine]:
-    """Linear consequences of a condition, or of its negation."""
-    match condition, holds:
-        case (Op("and", (a, b)), True) | (Op("or", (a, b)), False):
-            yield from _facts(a, holds)
-            yield from _facts(b, holds)
-        case Op("not", (a,)), _:
-            yield from _facts(a, not holds)
-        case Op("le", (a, b)), True:
-            yield from _less(a, b, 0)
-        case Op("lt", (a, b)), True:
-            yield from _less(a, b, 1)
-        case Op("le", (a, b)), False:
-            yield from _less(b, a, 1)
-        case Op("lt", (a, b)), False:
-            yield from _less(b, a, 0)
-        case Op("eq", (a, b)), True:
-            yield from _less(a, b, 0)
-            yield from _less(b, a, 0)
-        case _:
-            return
-
-
-def _less(a: Expr, b: Expr, by: int) -> Iterator[Affine]:
-    """a + by <= b"""
-    left = plus(_form(a), Affine((), by))
-    for bound in _bounds_of(b):
-        match bound:
-            case Op("floordiv", (x, Const(n, _))) if n > 0:  # m <= x // n is m * n <= x
-                yield from _fact(plus(scale(left, int(n)), scale(_form(x), -1)))
-            case _:
-                yield from _fact(plus(left, scale(_form(bound), -1)))
-
-
-def _bounds_of(e: Expr) -> list[Expr]:
-    """Expressions whose smallest is e: a minimum is taken apart, also within sums and quotients."""
-    match e:
-        case Op("min", (a, b)):
-            return [*_bounds_of(a), *_bounds_of(b)]
-        case Op("add" | "sub" | "floordiv" as name, (a, b)):
-            return [Op(name, (x, b)) for x in _bounds_of(a)]
-        case _:
-            return [e]
-
-
-def _upper(var: Axis, extent: Expr) -> Iterator[Affine]:
-    """var < extent"""
-    yield from _less(var, extent, 1)
+    require(never_positive(above, facts), f"{where}: may reach beyond {extent - 1}")

@@ -55,7 +55,6 @@ def steps_text(sketch: Sketch) -> str:
 
 def _name(name: str) -> str:
 
-
     return name if PLAIN.match(name) and name not in RESERVED else json.dumps(name)
 
 

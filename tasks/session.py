@@ -130,7 +130,7 @@ def lane_of(workload: Workload, bench: Workbench, past: Sequence[Result], reques
 @contextmanager
 def _run_of(request: Request, model: str, store: Store, bench: Workbench) -> Iterator[tuple[Run, int]]:
     """The run to work on, locked: a killed run of the same request is continued, a live one is left alone."""
-    settings = json.dumps(asdict(replace(request, store=Path("store"))), default=str, sort_keys=True)
+    settings = _settings(request)
     locks = request.store / "locks"
     locks.mkdir(exist_ok=True)
     for row in question(store, "run_summary", run=None).to_pylist():
@@ -154,6 +154,12 @@ def _run_of(request: Request, model: str, store: Store, bench: Workbench) -> Ite
     yield Run(key, model, request.seed, request.trials, request.budget_seconds, datetime.now(UTC), settings), 0
     if handle is not None:
         os.close(handle)
+
+
+def _settings(request: Request) -> str:
+    """The same text for the same request in every process: a function by its name, never by its address."""
+    plain = asdict(replace(request, store=Path("store")))
+    return json.dumps(plain, default=lambda thing: getattr(thing, "__name__", str(thing)), sort_keys=True)
 
 
 def _lock(path: Path) -> int | None:

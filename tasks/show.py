@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from codegen.toolchain import Binary, execute
 from data.query import run as question
 from data.store import Store
-from ir.loop import Alloc, For, If, Nest, Stmt
-from ir.loop import Store as Write
+from ir.forms import text
 from ir.lower import lower
 from ir.schedule import Program
 from ir.target import Target
-from ir.text import expr_text, parse_dag
+from ir.text import parse_dag
 from ir.workload import Workload
 from tasks.build import build_batch, kernel_of
 from tasks.space import space_of
@@ -67,7 +66,7 @@ def forms(row: Row, bench: Workbench) -> Forms:
     if program is None:
         return {**out, "choices": f"{list(row['choices'])} of a sketch that the rules no longer make"}
     out["choices"] = "\n".join(f"{name} = {value}" for name, value in program.values.items())
-    out["nest"] = nest_text(lower(program).nest)
+    out["nest"] = text(lower(program).nest)
     out["source"] = kernel_of(program, row["key"]).source
     return {**out, "assembly": _assembly(row["key"], program, bench)}
 
@@ -83,28 +82,3 @@ def _assembly(key: str, program: Program, bench: Workbench) -> str:
         return execute(words, "", DISASSEMBLY_SECONDS).output.strip()
     finally:
         built.path.unlink(missing_ok=True)
-
-
-def nest_text(nest: Nest) -> str:
-    """Signature, then a line a statement."""
-    names = [f"{b.name}: {b.dtype}{list(b.shape)}" for b in (*nest.inputs, *nest.outputs)]
-    return "\n".join([", ".join(names), *_block(nest.body, 1)])
-
-
-def _block(body: Iterable[Stmt], depth: int) -> Iterator[str]:
-    indent = "  " * depth
-    for s in body:
-        match s:
-            case For(var, extent, inner, kind):
-                yield f"{indent}{'' if kind == 'serial' else kind + ' '}for {var.name} < {expr_text(extent)}:"
-                yield from _block(inner, depth + 1)
-            case If(condition, then, orelse):
-                yield f"{indent}if {expr_text(condition)}:"
-                yield from _block(then, depth + 1)
-                if orelse:
-                    yield f"{indent}else:"
-                    yield from _block(orelse, depth + 1)
-            case Alloc(buffer, shape, dtype, scope):
-                yield f"{indent}{scope} {buffer}: {dtype}{list(shape)}"
-            case Write(buffer, index, value):
-                yield f"{indent}{buffer}[{', '.join(map(expr_text, index))}] = {expr_text(value)}"

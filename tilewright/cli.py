@@ -384,7 +384,8 @@ def sql(
     from data.query import ask, truncated
     from data.store import Store
 
-    answer = ask(Store(_a_store(store)), query, _at_least_one("--limit", limit))
+    most = _at_least_one("--limit", limit)
+    answer = ask(Store(_a_store(store)), query, most)
     names, rows = answer.column_names, answer.to_pylist()
     if json_:
         print_json(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -18,6 +19,9 @@ ERRNO = {
 }  # fmt: skip
 
 
+SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")  # NumPy's words for a full disk; it gives no number
+
+
 class UsageError(ValueError):
     """What was typed makes no sense: one line with the cause and the way out."""
 
@@ -28,6 +32,8 @@ def told(error: BaseException) -> str | None:
         return _line(str(error))
     if isinstance(error, MemoryError):
         return ERRNO[errno.ENOMEM]
+    if isinstance(error, OSError) and SHORT_WRITE.search(str(error)):
+        return ERRNO[errno.ENOSPC]
     if isinstance(error, OSError) and error.errno in ERRNO:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{ERRNO[error.errno]}"

@@ -118,7 +118,7 @@ def _deviation(found: Array, right: Array) -> float:
     finite = np.isfinite(r)
     if not np.array_equal(np.isfinite(f), finite) or not np.array_equal(f[~finite], r[~finite], equal_nan=True):
         return float("inf")
-    largest = float(np.abs(f - r, where=finite, out=np.zeros_like(r)).max(initial=0.0))
+    largest = float(np.abs(f[finite] - r[finite]).max(initial=0.0))
     return largest / (float(np.abs(r[finite]).max(initial=0.0)) or 1.0)
 
 

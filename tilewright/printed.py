@@ -48,7 +48,8 @@ def tuned(report: Row, plain: bool) -> None:
     out.print(_workloads(report["workloads"]))
     if report["errors"]:
         out.print("failed: " + ", ".join(f"{n} {kind}" for kind, n in report["errors"].items()))
-    out.print(f"store: {report['store']}, run {report['run']}")
+    out.print(f"store: {report['store']}")
+    out.print(f"report: {report['report']}")
 
 
 def _workloads(found: Sequence[Row]) -> Table:

@@ -69,7 +69,10 @@ def test_programs_that_are_canonically_equal_are_the_same_code(name: str, target
         _, which, counts = np.unique(canonical(population), axis=0, return_inverse=True, return_counts=True)
         for group in np.flatnonzero(counts > 1)[:4]:
             rows = np.flatnonzero(which.ravel() == group)
-            first, other = rows[0], rows[np.argmax((population.choices[rows] != population.choices[rows[0]]).sum(axis=1))]
+            first, other = (
+                rows[0],
+                rows[np.argmax((population.choices[rows] != population.choices[rows[0]]).sum(axis=1))],
+            )
             assert text(population, first) == text(population, other), population.program(other).values
 
 
@@ -156,7 +159,9 @@ def test_valid_programs_are_small(name: str) -> None:
         found = tilings(population)
         for row in np.flatnonzero(valid(population, ONE))[:6]:
             nest = lower(population.program(int(row))).nest
-            stack = sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a, _ in allocations(nest.body) if a.scope == "stack")
+            stack = sum(
+                prod(a.shape) * np.dtype(a.dtype).itemsize for a, _ in allocations(nest.body) if a.scope == "stack"
+            )
             assert stack <= MOST_STACK
             unrolled = sum(np.broadcast_to(statements(t), 400)[row] for t in found.values())
             assert text(population, int(row)).count("\n") <= 100 + 8 * unrolled

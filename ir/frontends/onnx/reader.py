@@ -282,6 +282,8 @@ def _extent(name: str, position: int, dim: onnx.TensorShapeProto.Dimension, know
         return int(known[dim.dim_param])
     where = f"dimension {position} of input {shown(name)}"
     if dim.dim_param:
-        raise ModelError(f"{where} is {shown(dim.dim_param)}; give dims={{{shown(dim.dim_param)}: size}}")
+        raise ModelError(
+            f"{where} is {shown(dim.dim_param)}; give dims={{{shown(dim.dim_param)}: size}}, or --dim {shown(dim.dim_param)}=SIZE"
+        )
     size = f"{dim.dim_value}" if dim.HasField("dim_value") else "open and has no name"
     raise ModelError(f"{where} is {size}; give shapes={{{shown(name)}: (...)}}")

@@ -1,0 +1,324 @@
+"""The register tile: straight code around the last reduction, and how its results leave the registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ir.affine import ZERO, Affine, expression, plus, replace_axes
+from ir.expr import Axis, Const, Expr, Op, Read, lt, select
+from ir.loop import Alloc, For, If, LoopKind, Stmt, Store
+from ir.lower.region import Local, relative
+from ir.transform import rewrite_reads
+
+if TYPE_CHECKING:
+    from ir.lower.nest import StageNest
+
+Body = tuple[Stmt, ...]
+
+
+@dataclass
+class RegisterTile:
+    """The innermost tile with `active` indices along each space axis: straight code around the last reduction."""
+
+    nest: StageNest
+    active: dict[Axis, int]
+    offset: Mapping[Axis, Affine]
+    inner: Mapping[Axis, Affine]
+
+    def __post_init__(self) -> None:
+        self.plan = self.nest.plan
+        self.stage = self.plan.stage
+        self.rows = [a for a in self.stage.space if a != self.plan.vector and self.active[a] > 1]
+        self.acc = f"{self.stage.name}_acc"
+        v = self.plan.vector
+        lanes_space = v is not None and v in self.stage.space
+        self.vectors = -(-self.active[v] // self.plan.lanes) if lanes_space and v else 1
+        if self.plan.lanes_reduce and v:
+            self.vectors = max(1, self.plan.sizes[v][0] // self.plan.lanes)
+
+    def build(self) -> Body:
+        if not self.stage.reduce:
+            return self._each(lambda at, lane, acc: self._finish(at, self._value(at, {})))
+        dims = (*(self.active[a] for a in self.rows), self.vectors, self.plan.lanes)
+        alloc = Alloc(self.acc, dims, self.stage.dtype, "register")
+        return (alloc, *self._start(), *self._reduce(), *self._joined())
+
+    # --- points of the tile
+
+    def _each(
+        self, make: Callable[[dict[Axis, Affine], Axis | None, tuple[Expr, ...]], Body], lanes: bool = True
+    ) -> Body:
+        """One statement for every point: rows unrolled, vectors unrolled, lanes as one vector operation."""
+        return self._rows(list(self.rows), {}, lambda at, row: self._vectors(at, row, make, lanes))
+
+    def _rows(
+        self, todo: list[Axis], at: dict[Axis, Affine], make: Callable[[dict[Axis, Affine], tuple[Expr, ...]], Body],
+        row: tuple[Expr, ...] = (),
+    ) -> Body:  # fmt: skip
+        if not todo:
+            return make(at, row)
+        a = todo[0]
+        var = Axis(f"{self.stage.name}_{a.name}_u", self.active[a])
+        inner = self._rows(todo[1:], {**at, a: Affine(((var, 1),), 0)}, make, (*row, var))
+        return (For(var, Const(var.extent, "int64"), inner, "unroll"),)
+
+    def _vectors(
+        self, at: dict[Axis, Affine], row: tuple[Expr, ...],
+        make: Callable[[dict[Axis, Affine], Axis | None, tuple[Expr, ...]], Body], lanes: bool,
+    ) -> Body:  # fmt: skip
+        v, width = self.plan.vector, self.plan.lanes
+        zero = Const(0, "int64")
+        if v is None or self.plan.lanes_reduce or not lanes:
+            return make(at, None, (*row, zero, zero))
+        lane = Axis(f"{self.stage.name}_{v.name}_l", width)
+        whole_vectors, rest = divmod(self.active[v], width)
+        out: list[Stmt] = []
+        if whole_vectors:
+            var = Axis(f"{self.stage.name}_{v.name}_v", whole_vectors)
+            here = {**at, v: Affine(((var, width), (lane, 1)), 0)}
+            body = (For(lane, Const(width, "int64"), make(here, lane, (*row, var, lane)), "vector"),)
+            out.append(For(var, Const(whole_vectors, "int64"), body, "unroll"))
+        if rest:
+            here = {**at, v: Affine(((lane, 1),), whole_vectors * width)}
+            last = make(here, lane, (*row, Const(whole_vectors, "int64"), lane))
+            out.append(For(lane, Const(rest, "int64"), last, "vector"))
+        return tuple(out)
+
+    # --- the reduction
+
+    def _start(self) -> Body:
+        start: Expr = self.stage.combiner.start(self.stage.dtype)
+        if self.plan.lanes_reduce:
+            return self._lane_partials(lambda acc: (Store(self.acc, acc, start),))
+
+        def init(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
+            return (Store(self.acc, acc, start),)
+
+        fresh = self._each(init)
+        if not self.nest.partial:
+            return fresh
+
+        def load(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
+            return (Store(self.acc, acc, Read(self.nest.partial_name, self._partial_index(at), self.stage.dtype)),)
+
+        first = all_zero([self.offset[a] for a in self.stage.reduce])
+        return (If(first, fresh, self._each(load)),)
+
+    def _reduce(self) -> Body:
+        if self.plan.lanes_reduce:
+            return self._reduce_lanes()
+
+        def update(reduce: dict[Axis, Affine]) -> Body:
+            def one(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
+                old = Read(self.acc, acc, self.stage.dtype)
+                return (Store(self.acc, acc, self._join(old, self._value(at, reduce))),)
+
+            return self._each(one)
+
+        return self._reduce_loops(self._reduce_axes(), {}, update)
+
+    def _reduce_axes(self) -> list[tuple[Axis, int, LoopKind, int]]:
+        """(axis, trips, kind, step) from the outermost in; the innermost are unrolled as far as the budget goes."""
+        budget, out = self.plan.unroll, []
+        for a in reversed(self.stage.reduce):
+            n = min(self.plan.sizes[a][0] if self.nest.partial else a.extent, a.extent)
+            exact = a.extent % n == 0
+            if exact and 1 < n <= budget:
+                out.append((a, n, "unroll", 1))
+                budget //= n
+            elif exact and budget > 1 and n % budget == 0 and n > budget:
+                out.append((a, budget, "unroll", 1))
+                out.append((a, n // budget, "serial", budget))
+                budget = 1
+            else:
+                out.append((a, n, "serial", 1))
+                budget = 1
+        return out[::-1]  # type: ignore[return-value]
+
+    def _reduce_loops(
+        self, todo: list[tuple[Axis, int, LoopKind, int]], at: dict[Axis, Affine],
+        body: Callable[[dict[Axis, Affine]], Body],
+    ) -> Body:  # fmt: skip
+        if not todo:
+            return body(at)
+        (a, n, kind, step), more = todo[0], todo[1:]
+        if n == 1:
+            return self._reduce_loops(more, at, body)
+        var = Axis(f"{self.stage.name}_{a.name}_{'u' if kind == 'unroll' else 'k'}", n)
+        moved = plus(at.get(a, ZERO), Affine(((var, step),), 0)) or ZERO
+        inner = self._reduce_loops(more, {**at, a: moved}, body)
+        extent: Expr = Const(n, "int64")
+        if a.extent % (n * step) and self.nest.partial:
+            left = Op("sub", (Const(a.extent, "int64"), expression(self.offset[a])))
+            extent = Op("min", (extent, left))
+        return (For(var, extent, inner, kind),)
+
+    # --- lanes on a reduce axis: partial results side by side, joined at the end
+
+    def _lane_partials(self, make: Callable[[tuple[Expr, ...]], Body]) -> Body:
+        lane = Axis(f"{self.stage.name}_lane", self.plan.lanes)
+        part = Axis(f"{self.stage.name}_part", self.vectors)
+
+        def parts(at: dict[Axis, Affine], row: tuple[Expr, ...]) -> Body:
+            body = (For(lane, Const(lane.extent, "int64"), make((*row, part, lane)), "vector"),)
+            return (For(part, Const(self.vectors, "int64"), body, "unroll"),)
+
+        return self._rows(list(self.rows), {}, parts)
+
+    def _reduce_lanes(self) -> Body:
+        v, width, count = self.plan.vector, self.plan.lanes, self.vectors
+        assert v is not None
+        chunk = width * count
+        outer = [(a, a.extent, "serial", 1) for a in self.stage.reduce if a != v]
+        trips, rest = divmod(v.extent, chunk)
+
+        def body(at: dict[Axis, Affine]) -> Body:
+            out: list[Stmt] = []
+            if trips:
+                var = Axis(f"{self.stage.name}_{v.name}_k", trips)
+                full = self._lane_updates({**at, v: Affine(((var, chunk),), 0)}, chunk)
+                out.append(For(var, Const(trips, "int64"), full))
+            if rest:
+                out += self._lane_updates({**at, v: Affine((), trips * chunk)}, rest)
+            return tuple(out)
+
+        return self._reduce_loops(outer, {}, body)  # type: ignore[arg-type]
+
+    def _lane_updates(self, reduce: dict[Axis, Affine], active: int) -> Body:
+        v, width = self.plan.vector, self.plan.lanes
+        assert v is not None
+        lane = Axis(f"{self.stage.name}_lane", width)
+
+        def update(at: dict[Axis, Affine], row: tuple[Expr, ...]) -> Body:
+            whole_vectors, rest = divmod(active, width)
+            out: list[Stmt] = []
+            if whole_vectors:
+                part = Axis(f"{self.stage.name}_part", whole_vectors)
+                here = {**reduce, v: plus(reduce[v], Affine(((part, width), (lane, 1)), 0)) or ZERO}
+                out.append(For(part, Const(whole_vectors, "int64"), one(at, here, (*row, part, lane), width), "unroll"))
+            if rest:
+                here = {**reduce, v: plus(reduce[v], Affine(((lane, 1),), whole_vectors * width)) or ZERO}
+                out += one(at, here, (*row, Const(whole_vectors, "int64"), lane), rest)
+            return tuple(out)
+
+        def one(at: dict[Axis, Affine], here: dict[Axis, Affine], acc: tuple[Expr, ...], n: int) -> Body:
+            old = Read(self.acc, acc, self.stage.dtype)
+            new = self._join(old, self._value(at, here))
+            value = new if n == width else select(lt(lane, n), new, old)
+            return (For(lane, Const(width, "int64"), (Store(self.acc, acc, value),), "vector"),)
+
+        return self._rows(list(self.rows), {}, update)
+
+    def _joined(self) -> Body:
+        """Lanes first among themselves, then across, then the tile leaves its registers."""
+        if not self.plan.lanes_reduce:
+            return self._leave()
+        lane = Axis(f"{self.stage.name}_lane", self.plan.lanes)
+        one = f"{self.stage.name}_one"
+        zero = Const(0, "int64")
+
+        def join(at: dict[Axis, Affine], row: tuple[Expr, ...]) -> Body:
+            out: list[Stmt] = []
+            first = (*row, zero, lane)
+            for i in range(1, self.vectors):
+                both = self._join(Read(self.acc, first, self.stage.dtype),
+                                  Read(self.acc, (*row, Const(i, "int64"), lane), self.stage.dtype))  # fmt: skip
+                out.append(For(lane, Const(lane.extent, "int64"), (Store(self.acc, first, both),), "vector"))
+            whole = Read(one, (*row, zero), self.stage.dtype)
+            across = self._join(whole, Read(self.acc, first, self.stage.dtype))
+            out.append(For(lane, Const(lane.extent, "int64"), (Store(one, whole.index, across),), "vector"))
+            return (*out, *self._finish(at, whole))
+
+        neutral = self.stage.combiner.start(self.stage.dtype)
+        start = self._rows(list(self.rows), {}, lambda at, row: (Store(one, (*row, zero), neutral),))
+        alloc = Alloc(one, (*(self.active[a] for a in self.rows), 1), self.stage.dtype, "register")
+        return (alloc, *start, *self._rows(list(self.rows), {}, join))
+
+    # --- leaving
+
+    def _leave(self) -> Body:
+        def finish(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
+            return self._finish(at, Read(self.acc, acc, self.stage.dtype))
+
+        def rest(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
+            return (Store(self.nest.partial_name, self._partial_index(at), Read(self.acc, acc, self.stage.dtype)),)
+
+        done = self._each(finish)
+        if not self.nest.partial:
+            return done
+        last = [
+            Op(
+                "le",
+                (Const(a.extent, "int64"), expression(plus(self.offset[a], Affine((), self.plan.sizes[a][0])) or ZERO)),
+            )
+            for a in self.stage.reduce
+            if self.plan.sizes[a][0] < a.extent
+        ]
+        condition = last[0]
+        for other in last[1:]:
+            condition = Op("and", (condition, other))
+        return (If(condition, done, self._each(rest)),)
+
+    def _finish(self, at: dict[Axis, Affine], value: Expr) -> Body:
+        """Store the stage, or what its fused consumer makes of it."""
+        index = self._index(at)
+        consumer = self.nest.consumer
+        if consumer is not None:
+            own = self._absolute(index)
+            there = dict(zip(consumer.space, map(expression, own), strict=True))
+            body = rewrite_reads(consumer.body, self.stage.name, lambda r: hole(r))
+            value = fill(self._local(replace_axes(body, there)), value)
+        target = self.nest.out
+        return (Store(target.buffer, self._stored(index, target), value),)
+
+    def _stored(self, index: list[Affine], target: Local) -> tuple[Expr, ...]:
+        if self.nest.kind == "root":
+            return tuple(map(expression, self._absolute(index)))
+        return tuple(map(expression, index))
+
+    def _index(self, at: dict[Axis, Affine]) -> list[Affine]:
+        """Indices of the point, relative to the region."""
+        return [plus(self.offset[a], at.get(a, ZERO)) or ZERO for a in self.stage.space]
+
+    def _absolute(self, index: list[Affine]) -> list[Affine]:
+        return [plus(i, b) or ZERO for i, b in zip(index, self.nest.region.base, strict=True)]
+
+    def _partial_index(self, at: dict[Axis, Affine]) -> tuple[Expr, ...]:
+        if self.nest.consumer is None:
+            return self._stored(self._index(at), self.nest.out)
+        return tuple(expression(plus(self.inner[a], at.get(a, ZERO)) or ZERO) for a in self.stage.space)
+
+    def _value(self, at: dict[Axis, Affine], reduce: dict[Axis, Affine]) -> Expr:
+        where = dict(zip(self.stage.space, map(expression, self._absolute(self._index(at))), strict=True))
+        for a in self.stage.reduce:
+            where[a] = expression(plus(self.offset[a], reduce.get(a, ZERO)) or ZERO)
+        return self._local(replace_axes(self.stage.body, where))
+
+    def _local(self, e: Expr) -> Expr:
+        for name, local in self.nest.locals.items():
+            e = rewrite_reads(e, name, partial(relative, local))
+        return e
+
+    def _join(self, old: Expr, new: Expr) -> Expr:
+        return self.stage.combiner.join(old, new, self.stage.dtype)
+
+
+def hole(read: Read) -> Expr:
+    """Marks where a fused consumer reads its producer, so that index rewriting leaves the accumulator alone."""
+    return Read("", (), read.dtype)
+
+
+def fill(e: Expr, value: Expr) -> Expr:
+    return rewrite_reads(e, "", lambda r: value)
+
+
+def all_zero(offsets: list[Affine]) -> Expr:
+    moving = [o for o in offsets if o.terms]
+    condition: Expr | None = None
+    for o in moving:
+        here = Op("le", (expression(o), Const(0, "int64")))
+        condition = here if condition is None else Op("and", (condition, here))
+    return condition or Const(True, "bool")
