@@ -128,6 +128,11 @@ def simplify(e: Expr) -> Expr:
     kids = children(e)
     if kids:
         e = rebuild(e, tuple(simplify(k) for k in kids))
+    return simplify_node(e)
+
+
+def simplify_node(e: Expr) -> Expr:
+    """One step of `simplify`, the children being in normal form."""
     match e:
         case Op("floordiv" | "mod" as name, (a, Const(c, _))) if c > 0:
             return _divide(name, a, int(c)) or e
@@ -191,6 +196,28 @@ def _conjunction(a: Expr, b: Expr) -> Expr | None:
             case Const(False, _):
                 return Const(False, "bool")
     return None
+
+
+Forms = dict[int, tuple[Expr, Affine | None]]  # by identity; the tree is kept, so that its identity stays its own
+
+
+def place(e: Expr, where: Mapping[Axis, Affine], forms: Forms) -> Expr:
+    """`replace_axes` for linear replacements: indices are composed as linear forms, which `forms` remembers."""
+    known = forms.get(id(e))
+    if known is None:
+        known = forms[id(e)] = e, affine(e) if _is_integer(e) else None
+    form = known[1]
+    if form is not None:
+        moved: Affine | None = Affine((), form.constant)
+        for a, c in form.terms:
+            moved = plus(moved, scale(where.get(a) or Affine(((a, 1),), 0), c))
+        assert moved is not None
+        return expression(moved)
+    kids = children(e)
+    if not kids:
+        return e
+    e = rebuild(e, tuple(place(k, where, forms) for k in kids))
+    return simplify_node(e) if isinstance(e, Op) else e
 
 
 def replace_axes(e: Expr, new: Mapping[Axis, Expr]) -> Expr:

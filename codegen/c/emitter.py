@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -22,14 +22,33 @@ class Emitter(Vectors):
     """Writes a nest, statement by statement. `workspace`: bytes it wants from the caller."""
 
     parallel_depth: int = 0
+    writes: dict[int, frozenset[str]] = field(default_factory=dict)  # block, by identity -> buffers it writes
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         """A C block: what is remembered inside it is forgotten behind it."""
-        saved = dict(self.pointers), dict(self.loads), self.stored
+        pointers, loads, stored = dict(self.pointers), self.loads, self.stored
         self.loads = {}
-        self.stored = frozenset(_stored(body))
+        self.stored = self.stored_in(body)
         self.straight(body)
-        self.pointers, self.loads, self.stored = saved
+        self.pointers, self.loads, self.stored = pointers, loads, stored
+
+    def stored_in(self, body: tuple[Stmt, ...]) -> frozenset[str]:
+        """Buffers that a block writes, in whatever depth."""
+        found = self.writes.get(id(body))
+        if found is None:
+            found = self.writes[id(body)] = frozenset().union(*map(self.stored_by, body))
+        return found
+
+    def stored_by(self, s: Stmt) -> frozenset[str]:
+        match s:
+            case Store(buffer, _, _):
+                return frozenset((buffer,))
+            case For(_, _, inner, _):
+                return self.stored_in(inner)
+            case If(_, then, orelse):
+                return self.stored_in(then) | self.stored_in(orelse)
+            case Alloc():
+                return frozenset()
 
     def straight(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -111,31 +130,31 @@ class Emitter(Vectors):
         if self.vector is None:
             self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
             return
-        before = len(self.lines), self.depth, self.vector, dict(self.pointers), dict(self.loads)
+        written, depth, vector, known = len(self.lines), self.depth, self.vector, self.known()
         try:
-            self.store_vector(s, target, self.vector)
+            self.store_vector(s, target, vector)
         except NoVector:  # found out half way: take back what was written
-            written, self.depth, self.vector, self.pointers, self.loads = before
+            self.depth, self.vector = depth, vector
             del self.lines[written:]
-            self.store_lanes(s, target, self.vector)
+            self.forget(known)
+            self.store_lanes(s, target, vector)
 
     def store_vector(self, s: Store, target: Buffer, v: Vector) -> None:
         if target.dtype != "float32" or v.lanes not in (4, 8, 16):
             raise NoVector
-        if not any(self.mentions(i, v.axis) for i in s.index):
-            self.store_across(s, target, v)
-        elif target.scope == "register":
-            self.line(f"{self.register(target, s.index[:-1])} = {self.as_vector(self.value(s.value))};")
-        else:
-            form, rest = self.offset(s.buffer, s.index)
-            if rest or form.coefficient(v.axis) != 1:
-                raise NoVector
-            value = self.as_vector(self.value(s.value))
-            at = self.address(target, form, v.axis)
-            if v.active == v.lanes:
-                self.line(f"*(u{v.lanes}f *)({at}) = {value};")
-            else:
-                self.line(f"tw_store{v.lanes}({at}, {value}, {v.active});")
+        if target.scope == "register":
+            if not self.mentions(s.index[-1], v.axis):
+                return self.store_across(s, target, v)
+            return self.line(f"{self.register(target, s.index[:-1])} = {self.as_vector(self.value(s.value))};")
+        x = self.access(s.buffer, s.index, v.axis)
+        if x.lane == 0 and not any(self.mentions(i, v.axis) for _, i in x.rest):
+            return self.store_across(s, target, v)
+        if x.rest or x.lane != 1:
+            raise NoVector
+        value = self.as_vector(self.value(s.value))
+        at = self.address(x)
+        whole = v.active == v.lanes
+        self.line(f"*(u{v.lanes}f *)({at}) = {value};" if whole else f"tw_store{v.lanes}({at}, {value}, {v.active});")
 
     def store_across(self, s: Store, target: Buffer, v: Vector) -> None:
         """s = s + e over lanes      -->      s = s + tw_hadd(e)"""
@@ -153,20 +172,20 @@ class Emitter(Vectors):
         """One lane after the other: always right, never fast."""
         var = self.axis(v.axis)
         self.vector = None
-        saved_loads, saved_pointers, self.loads = self.loads, dict(self.pointers), {}
+        saved, known, self.loads = self.loads, self.known(), {}
         self.line(f"for (int {var} = 0; {var} < {v.active}; {var}++) {{")
         self.depth += 1
         self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
         self.depth -= 1
         self.line("}")
-        self.loads, self.pointers, self.vector = saved_loads, saved_pointers, v
+        self.forget((known[0], 0))
+        self.loads, self.vector = saved, v
 
     def place(self, target: Buffer, s: Store) -> str:
         """The element a scalar store writes."""
         if target.scope == "register":
             return self.register_element(target, s.index)
-        form, rest = self.offset(s.buffer, s.index)
-        return self.element(target, form, rest)
+        return self.element(self.access(s.buffer, s.index))
 
 
 def _bytes(a: Alloc) -> int:
@@ -180,20 +199,6 @@ def suffixes(shape: tuple[int, ...]) -> Iterator[str]:
     for i in range(shape[0]):
         for rest in suffixes(shape[1:]):
             yield f"_{i}{rest}"
-
-
-def _stored(body: tuple[Stmt, ...]) -> Iterator[str]:
-    for s in body:
-        match s:
-            case Store(buffer, _, _):
-                yield buffer
-            case For(_, _, inner, _):
-                yield from _stored(inner)
-            case If(_, then, orelse):
-                yield from _stored(then)
-                yield from _stored(orelse)
-            case Alloc():
-                pass
 
 
 def _collapsible(s: For) -> int:

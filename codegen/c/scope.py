@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from operator import eq, le, lt, ne
+from typing import NamedTuple
 
 from codegen.c.scalar import CTYPE, cast, literal, operation
 from ir.affine import ZERO, Affine, affine, interval, plus, scale
-from ir.expr import Axis, Cast, Const, Expr, Op, Param, Read, axes, dtype_of
+from ir.expr import Axis, Cast, Const, Expr, Op, Param, Read, children, dtype_of
 
+NONE: frozenset[Axis] = frozenset()
 FOLDED: dict[str, Callable[[int, int], bool]] = {"lt": lt, "le": le, "eq": eq, "ne": ne}
 KEYWORDS = frozenset(
     [
@@ -62,12 +64,27 @@ class Buffer:
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """C text and what it is: "s" scalar, "v" vector of float, "i" vector of int32, "m" vector mask."""
 
     text: str
     kind: str = "s"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """One element of a buffer, taken apart once for all iterations of the unrolled loops around it.
+
+    moving: C text of what loops add to the address, without the lane. unrolled: (axis, stride) of unrolled loops.
+    lane: stride along the vector loop's axis. rest: (stride, index) for indices that are not linear.
+    """
+
+    buffer: Buffer
+    moving: str
+    unrolled: tuple[tuple[Axis, int], ...]
+    constant: int
+    lane: int
+    rest: tuple[tuple[int, Expr], ...]
 
 
 @dataclass
@@ -80,13 +97,13 @@ class Scope:
     axis_names: dict[Axis, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: {"arguments", "workspace", *KEYWORDS})
     constants: dict[Axis, int] = field(default_factory=dict)  # unrolled loops: their index here
-    pointers: dict[tuple[str, tuple[tuple[Axis, int], ...]], str] = field(default_factory=dict)
+    pointers: dict[tuple[str, str], str] = field(default_factory=dict)  # (buffer, moving part) -> pointer
     loads: dict[str, Value] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # buffers written in the straight code around: not to be remembered
     workspace: int = 0
     counter: int = 0
     # by identity: the nest keeps its trees alive, and hashing a tree costs more than emitting it
-    forms: dict[tuple[int, int], tuple[Affine, tuple[tuple[int, Expr], ...]]] = field(default_factory=dict)
+    accesses: dict[tuple[int, int, Axis | None], Access] = field(default_factory=dict)
     kept: list[Buffer] = field(default_factory=list)  # so that no identity is used twice
     known_axes: dict[int, frozenset[Axis]] = field(default_factory=dict)
 
@@ -95,6 +112,16 @@ class Scope:
 
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"
+
+    def known(self) -> tuple[int, int]:
+        """A mark to go back to with `forget`: both tables only grow."""
+        return len(self.pointers), len(self.loads)
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        while len(self.pointers) > mark[0]:
+            self.pointers.popitem()
+        while len(self.loads) > mark[1]:
+            self.loads.popitem()
 
     def fresh(self, stem: str) -> str:
         self.counter += 1
@@ -123,48 +150,54 @@ class Scope:
             self.axis_names[a] = self.unique(a.name)
         return self.axis_names[a]
 
-    def offset(self, buffer: str, index: tuple[Expr, ...]) -> tuple[Affine, tuple[tuple[int, Expr], ...]]:
-        """Row-major offset: its linear part, and (stride, index) for the indices that are not linear."""
+    def access(self, buffer: str, index: tuple[Expr, ...], lane: Axis | None = None) -> Access:
         b = self.buffers[buffer]
-        key = (id(b), id(index))
-        known = self.forms.get(key)
+        key = (id(b), id(index), lane)
+        known = self.accesses.get(key)
         if known is None:
-            known = self.forms[key] = linear(index, b.strides)
-        form, rest = known
-        if not self.constants:
-            return form, rest
-        constant, terms = form.constant, []
-        for a, c in form.terms:
-            if a in self.constants:
-                constant += c * self.constants[a]
-            else:
-                terms.append((a, c))
-        return Affine(tuple(terms), constant), rest
+            known = self.accesses[key] = self.taken_apart(b, index, lane)
+        return known
 
-    def address(self, b: Buffer, form: Affine, lane: Axis | None) -> str:
+    def taken_apart(self, b: Buffer, index: tuple[Expr, ...], lane: Axis | None) -> Access:
+        """Row-major offset by who adds to it."""
+        form, rest = linear(index, b.strides)
+        moving = [(a, c) for a, c in form.terms if a != lane and a not in self.constants]
+        text = " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in moving)
+        unrolled = tuple((a, c) for a, c in form.terms if a in self.constants)
+        return Access(b, text, unrolled, form.constant, form.coefficient(lane) if lane else 0, rest)
+
+    def fixed(self, x: Access) -> int:
+        """The constant part of the offset in this iteration of the unrolled loops."""
+        at = x.constant
+        for a, c in x.unrolled:
+            at += c * self.constants[a]
+        return at
+
+    def address(self, x: Access) -> str:
         """`pointer + constant`, the pointer set up once for all accesses that share their moving part."""
-        terms = tuple(t for t in form.terms if t[0] != lane) if lane is not None else form.terms
-        if not terms:
-            base = b.name
-        else:
-            key = (b.name, terms)
-            if key not in self.pointers:
-                moving = " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in terms)
-                self.pointers[key] = self.fresh("p")
-                const = "" if b.scope in ("stack", "workspace") or b.name in self.stored_names() else "const "
-                self.line(f"{const}{CTYPE[b.dtype]} *{self.pointers[key]} = {b.name} + ({moving});")
-            base = self.pointers[key]
-        return f"{base} + {form.constant}" if form.constant else base
+        if x.rest:
+            return f"&{self.element(x)}"
+        base, at = x.buffer.name, self.fixed(x)
+        if x.moving:
+            key = (base, x.moving)
+            pointer = self.pointers.get(key)
+            if pointer is None:
+                pointer = self.pointers[key] = self.fresh("p")
+                const = "" if x.buffer.scope in ("stack", "workspace") or base in self.stored_names() else "const "
+                self.line(f"{const}{CTYPE[x.buffer.dtype]} *{pointer} = {base} + ({x.moving});")
+            base = pointer
+        return f"{base} + {at}" if at else base
 
     def stored_names(self) -> set[str]:
         return {self.buffers[n].name for n in self.stored if n in self.buffers}
 
-    def element(self, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...]) -> str:
-        parts = [self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in form.terms]
-        parts += [f"{self.scalar(i)} * {stride}" if stride != 1 else self.scalar(i) for stride, i in rest]
-        if form.constant or not parts:
-            parts.append(str(form.constant))
-        return f"{b.name}[{' + '.join(parts)}]"
+    def element(self, x: Access) -> str:
+        parts = [x.moving] if x.moving else []
+        parts += [f"{self.scalar(i)} * {stride}" if stride != 1 else self.scalar(i) for stride, i in x.rest]
+        at = self.fixed(x)
+        if at or not parts:
+            parts.append(str(at))
+        return f"{x.buffer.name}[{' + '.join(parts)}]"
 
     def register(self, b: Buffer, index: tuple[Expr, ...]) -> str:
         at = [self.number(i) for i in index]
@@ -184,10 +217,14 @@ class Scope:
         return form.constant + sum(c * self.constants[a] for a, c in form.terms)
 
     def mentions(self, e: Expr, axis: Axis) -> bool:
-        known = self.known_axes.get(id(e))
-        if known is None:
-            known = self.known_axes[id(e)] = frozenset(axes(e))
-        return axis in known
+        return axis in self.axes_of(e)
+
+    def axes_of(self, e: Expr) -> frozenset[Axis]:
+        found = self.known_axes.get(id(e))
+        if found is None:
+            own: frozenset[Axis] = frozenset((e,)) if isinstance(e, Axis) else NONE
+            found = self.known_axes[id(e)] = own.union(*map(self.axes_of, children(e)))
+        return found
 
     def scalar(self, e: Expr) -> str:
         match e:
@@ -226,8 +263,7 @@ class Scope:
         b = self.buffers[tensor]
         if b.scope == "register":
             return self.register_element(b, index)
-        form, rest = self.offset(tensor, index)
-        return self.element(b, form, rest)
+        return self.element(self.access(tensor, index))
 
 
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:

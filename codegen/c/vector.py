@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from math import isnan
 
 from codegen.c.scalar import INFIX
-from codegen.c.scope import Buffer, Scope, Value
-from ir.affine import Affine, affine
+from codegen.c.scope import Access, Buffer, Scope, Value
+from ir.affine import affine
 from ir.expr import Axis, Cast, Const, Expr, Op, Read, dtype_of, walk
 
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -84,29 +84,24 @@ class Vectors(Scope):
             if b.shape[-1] == v.lanes and self.mentions(e.index[-1], v.axis):
                 return Value(self.register(b, e.index[:-1]), "v")
             return Value(self.register_element(b, e.index))
-        form, rest = self.offset(e.tensor, e.index)
-        step = form.coefficient(v.axis)
-        if any(self.mentions(i, v.axis) for _, i in rest):
+        x = self.access(e.tensor, e.index, v.axis)
+        if any(self.mentions(i, v.axis) for _, i in x.rest):
             raise NoVector
-        if step == 0:
-            return self.broadcast(e, b, form, rest)
-        if step != 1 or b.dtype != "float32":
+        if x.lane == 0:
+            return self.broadcast(e, x)
+        if x.lane != 1 or b.dtype != "float32":
             raise NoVector
-        return self.load(e, b, form, rest, v)
+        return self.load(e, x, v)
 
-    def broadcast(self, e: Read, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...]) -> Value:
-        text = self.element(b, form, rest) if rest else f"*({self.address(b, form, None)})"
-        if b.dtype != "float32":
+    def broadcast(self, e: Read, x: Access) -> Value:
+        text = self.element(x) if x.rest else f"*({self.address(x)})"
+        if x.buffer.dtype != "float32":
             return Value(text)
         return self.remember(e.tensor, text, f"float {{}} = {text};", "s")
 
-    def load(self, e: Read, b: Buffer, form: Affine, rest: tuple[tuple[int, Expr], ...], v: Vector) -> Value:
-        if rest:
-            first = Affine(tuple(t for t in form.terms if t[0] != v.axis), form.constant)
-            at = f"&{self.element(b, first, rest)}"
-        else:
-            at = self.address(b, form, v.axis)
-        full = v.active == v.lanes or self.padded(e, b, v)
+    def load(self, e: Read, x: Access, v: Vector) -> Value:
+        at = self.address(x)
+        full = v.active == v.lanes or self.padded(e, x.buffer, v)
         text = f"*(const u{v.lanes}f *)({at})" if full else f"tw_load{v.lanes}({at}, {v.active})"
         return self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
 
@@ -159,9 +154,9 @@ class Vectors(Scope):
         for head, side in ((f"if ({test}) {{", then), ("} else {", otherwise)):
             self.line(head)
             self.depth += 1
-            saved = dict(self.pointers), dict(self.loads)
+            known = self.known()
             self.line(f"{name} = {self.as_vector(self.value(side))};")
-            self.pointers, self.loads = saved
+            self.forget(known)
             self.depth -= 1
         self.line("}")
         return Value(name, "v")

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ir.affine import ZERO
+from ir.affine import ZERO, Forms
 from ir.compute import Compute, Dag
+from ir.expr import Expr, Read
 from ir.loop import Alloc, Buffer, Nest, Stmt
 from ir.lower.nest import StageNest, positions
 from ir.lower.region import Local, whole
 from ir.schedule import ComputeAt, Fuse, Program, Tile
 from ir.tiling import Tiling, tiling
-from ir.transform import apply, hoist, unit_axes
+from ir.transform import apply, hoist, rewrite_reads, unit_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class Builder:
     consumer: dict[str, Compute] = field(default_factory=dict)  # producer -> the stage fused behind it
     host: dict[str, tuple[str, int]] = field(default_factory=dict)  # stage -> (nest it runs in, inside how many loops)
 
+    forms: Forms = field(default_factory=dict)  # linear forms of the stages' indices
+    epilogues: dict[str, Expr] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         values = self.program.values
         for s in self.program.sketch.steps:
@@ -88,6 +92,12 @@ class Builder:
     @cached_property
     def plans(self) -> dict[str, Tiling]:
         return {c.name: tiling(c, self.tiles.get(c.name), self.program.values.get) for c in self.dag.computes}
+
+    def epilogue(self, consumer: Compute, producer: str) -> Expr:
+        """A fused consumer's body, with a mark where it reads its producer: index rewriting leaves marks alone."""
+        if consumer.name not in self.epilogues:
+            self.epilogues[consumer.name] = rewrite_reads(consumer.body, producer, lambda r: Read("", (), r.dtype))
+        return self.epilogues[consumer.name]
 
     def nest(self) -> Nest:
         behind = {c.name for c in self.consumer.values()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ir.affine import ZERO, Affine, expression, plus, replace_axes
+from ir.affine import ZERO, Affine, expression, place, plus
 from ir.expr import Axis, Const, Expr, Op, Read, lt, select
 from ir.loop import Alloc, For, If, LoopKind, Stmt, Store
 from ir.lower.region import Local, relative
@@ -268,9 +268,9 @@ class RegisterTile:
         consumer = self.nest.consumer
         if consumer is not None:
             own = self._absolute(index)
-            there = dict(zip(consumer.space, map(expression, own), strict=True))
-            body = rewrite_reads(consumer.body, self.stage.name, lambda r: hole(r))
-            value = fill(self._local(replace_axes(body, there)), value)
+            there = dict(zip(consumer.space, own, strict=True))
+            body = self.nest.builder.epilogue(consumer, self.stage.name)
+            value = fill(self._local(place(body, there, self.nest.builder.forms)), value)
         target = self.nest.out
         return (Store(target.buffer, self._stored(index, target), value),)
 
@@ -292,10 +292,10 @@ class RegisterTile:
         return tuple(expression(plus(self.inner[a], at.get(a, ZERO)) or ZERO) for a in self.stage.space)
 
     def _value(self, at: dict[Axis, Affine], reduce: dict[Axis, Affine]) -> Expr:
-        where = dict(zip(self.stage.space, map(expression, self._absolute(self._index(at))), strict=True))
+        where = dict(zip(self.stage.space, self._absolute(self._index(at)), strict=True))
         for a in self.stage.reduce:
-            where[a] = expression(plus(self.offset[a], reduce.get(a, ZERO)) or ZERO)
-        return self._local(replace_axes(self.stage.body, where))
+            where[a] = plus(self.offset[a], reduce.get(a, ZERO)) or ZERO
+        return self._local(place(self.stage.body, where, self.nest.builder.forms))
 
     def _local(self, e: Expr) -> Expr:
         for name, local in self.nest.locals.items():
@@ -304,11 +304,6 @@ class RegisterTile:
 
     def _join(self, old: Expr, new: Expr) -> Expr:
         return self.stage.combiner.join(old, new, self.stage.dtype)
-
-
-def hole(read: Read) -> Expr:
-    """Marks where a fused consumer reads its producer, so that index rewriting leaves the accumulator alone."""
-    return Read("", (), read.dtype)
 
 
 def fill(e: Expr, value: Expr) -> Expr:
