@@ -11,7 +11,7 @@ import numpy as np
 
 from search.features import NAMES
 
-# (feature, weight): positive is better. Counts are log2(1 + x), shares of a cache are log2 of the share.
+# (feature, weight): positive is better. Counts are log2(1 + x), shares of a cache are log2(1 + share).
 WEIGHTS: tuple[tuple[str, float], ...] = (
     ("tile.intensity",    1.0),    # multiply-adds a load
     ("tile.size",         0.5),    # enough independent sums to hide the latency

@@ -211,10 +211,7 @@ def finish(state: State) -> State:
         state = _tiled(state, stage, vector, "SRS" if stage.reduce else "SS", "plain")
     for stage in reversed(state.dag.computes):
         if stage.name not in known and (host := _host(state, stage)):
-            levels = (
-                next(s.structure.count("S") for s in state.sketch.steps if isinstance(s, Tile) and s.stage == host) - 1
-            )
-            places = Hole(f"{stage.name}.at", tuple(range(levels + 1)), "location", stage.name)
+            places = Hole(f"{stage.name}.at", tuple(range(_places(state, host) + 1)), "location", stage.name)
             state = state.then(ComputeAt(stage.name, host), places, rule="compute-at")
     return state
 

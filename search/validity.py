@@ -7,7 +7,7 @@ All columns at once: no program object is made. The predicates are those that a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -16,7 +16,7 @@ import numpy as np
 from ir.affine import Affine, affine
 from ir.compute import Compute, Dag
 from ir.expr import Axis, reads
-from ir.schedule import ComputeAt, Population, Sketch, Tile
+from ir.schedule import ComputeAt, Fuse, Population, Sketch, Tile
 from ir.target import Target
 from ir.tiling import Column, Tiling, tiling
 from ir.transform import apply, unit_axes
@@ -166,27 +166,60 @@ def _buffers_fit(population: Population, found: dict[str, Tiling]) -> Columns:
 
 
 def attached_region(population: Population, step: ComputeAt, dag: Dag, host: Tiling) -> tuple[Columns, Columns]:
-    """Elements of the region a producer computes inside its host, and how often it does; estimated per dimension as
-    the share of the host's tile, which is exact where indices are single axes."""
-    at = population.get(f"{step.stage}.at", 0)
-    span, runs = spans(host, at, len(population))
-    stage = dag.stage(step.stage)
+    """Elements of the region a producer computes inside its host, and how often it does. Per dimension the reach of
+    the indices that its consumers there use; an estimate where several consumers reach differently."""
+    span, runs = spans(host, population.get(f"{step.stage}.at", 0), len(population))
+    steps = population.sketch.steps
+    fused = next((s.consumer for s in steps if isinstance(s, Fuse) and s.stage == host.stage.name), "")
+    inside = frozenset(s.stage for s in steps if isinstance(s, ComputeAt) and s.consumer == step.consumer)
     size = np.ones(len(population))
-    reads_ = _reads_of(dag, step.stage, host.stage)
-    for d, extent in enumerate(stage.shape):
-        size *= _dimension(reads_, d, extent, span)
+    for extent in _extents(dag, step.stage, _Nest(host.stage, fused, inside, span)):
+        size *= extent
     return size, runs
 
 
 Forms = tuple[Affine | None, ...]  # of a read's indices
 
 
-def _reads_of(dag: Dag, producer: str, host: Compute) -> list[Forms]:
-    return [tuple(affine(i) for i in r.index) for r in reads(host.body) if r.tensor == producer]
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """Who runs in a host's nest, and the extents of the host's tile at the place in question."""
+
+    host: Compute
+    fused: str
+    inside: frozenset[str]
+    span: dict[Axis, Columns]
+
+
+def _extents(dag: Dag, name: str, nest: _Nest) -> list[Columns]:
+    """Extent of each dimension of the region that the consumers in the nest ask for; the whole for others."""
+    stage = dag.stage(name)
+    out: list[Columns] = [np.float64(1)] * len(stage.shape)
+    for user in dag.consumers(name):
+        span = _span_of(dag, user, nest)
+        if span is None:
+            return [np.float64(n) for n in stage.shape]
+        forms = _reads_of(name, user)
+        out = [np.maximum(e, _dimension(forms, d, stage.shape[d], span)) for d, e in enumerate(out)]
+    return out
+
+
+def _span_of(dag: Dag, user: Compute, nest: _Nest) -> dict[Axis, Columns] | None:
+    if user.name == nest.host.name:
+        return nest.span
+    if user.name == nest.fused:
+        return {c: nest.span[a] for c, a in zip(user.space, nest.host.space, strict=True)}
+    if user.name in nest.inside:
+        return dict(zip(user.space, _extents(dag, user.name, nest), strict=True))
+    return None
+
+
+def _reads_of(producer: str, user: Compute) -> list[Forms]:
+    return [tuple(affine(i) for i in r.index) for r in reads(user.body) if r.tensor == producer]
 
 
 def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
-    """Extent of one dimension of the region; the whole where no read of the host itself tells, or reads move apart."""
+    """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart."""
     found = [f[d] for f in forms]
     known = [f for f in found if f is not None]
     if len({f.terms for f in known}) != 1 or len(known) < len(found):

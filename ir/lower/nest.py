@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ir.affine import ZERO, Affine, expression, plus, simplify
 from ir.compute import Compute
@@ -18,11 +21,19 @@ if TYPE_CHECKING:
     from ir.lower import Builder
 
 Body = tuple[Stmt, ...]
+MOST_LOCAL = 2 << 20  # bytes of one local buffer: threads have small stacks
 
 
 def positions(tiling: Tiling) -> int:
     """How many loops of a nest a producer can be computed inside."""
     return (tiling.levels - 1) * sum(a.extent > 1 for a in tiling.stage.space)
+
+
+def _check_size(c: Compute, region: Region) -> None:
+    """Raises ValueError for a local buffer that a thread's stack may not hold."""
+    size = prod(region.size) * np.dtype(c.dtype).itemsize
+    if size > MOST_LOCAL:
+        raise ValueError(f"{c.name}: its region of {size} bytes is too large for a local buffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +165,7 @@ class StageNest:
         saved = dict(self.locals)
         for c in here:
             region = regions[c.name]
+            _check_size(c, region)
             before.append(Alloc(f"{c.name}_local", region.size, c.dtype, "stack"))
             local = Local(f"{c.name}_local", region.base)
             nest = StageNest(b, b.plans[c.name], region, local, dict(self.locals), kind="attached")
