@@ -23,7 +23,7 @@ from ir.transform import apply, unit_axes
 
 MOST_ROWS, MOST_VECTORS = 14, 8  # of a register tile along one axis, as the sketch rules offer them
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
-MOST_STATEMENTS = 200  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
+MOST_STATEMENTS = 128  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
 
