@@ -6,15 +6,18 @@ code every distinct address is computed once and every element loaded once. What
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 from codegen.c.emitter import Emitter
 from codegen.c.scalar import CTYPE
 from codegen.kernel import Argument, Kernel
 from ir.compute import Dag
-from ir.loop import Nest
+from ir.loop import Buffer, Nest
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
+
+STREAM_BYTES = 1 << 18  # a packed constant of this size is not in the caches when a network comes to it
 
 __all__ = ["CTYPE", "PRELUDE", "emit", "kernel"]
 
@@ -26,13 +29,21 @@ def kernel(
     roles = [(b, "constant" if b.name in constants else "input") for b in nest.inputs]
     roles += [(b, "output") for b in nest.outputs]
     arguments = tuple(Argument(b.name, b.shape, b.dtype, role) for b, role in roles)  # type: ignore[arg-type]
-    source, workspace = emit(nest, entry)
+    streams = frozenset(b.name for b in nest.inputs if b.name in dict(prepare) and elements(b) * 4 >= STREAM_BYTES)
+    source, workspace = emit(nest, entry, streams)
     return Kernel(key, entry, source, arguments, prepare, workspace)
 
 
-def emit(nest: Nest, entry: str = "kernel") -> tuple[str, int]:
-    """C text of `void entry(void *const *arguments, void *workspace)` and the bytes of workspace it wants."""
-    e = Emitter()
+def elements(b: Buffer) -> int:
+    return prod(b.shape)
+
+
+def emit(nest: Nest, entry: str = "kernel", streams: frozenset[str] = frozenset()) -> tuple[str, int]:
+    """C text of `void entry(void *const *arguments, void *workspace)` and the bytes of workspace it wants.
+
+    streams: inputs that a tile reads in the order of addresses, and that are too large to lie in a cache beforehand.
+    """
+    e = Emitter(streams=streams)
     for i, b in enumerate((*nest.inputs, *nest.outputs)):
         const = "const " if i < len(nest.inputs) else ""
         name = e.declare(b.name, b.shape, b.dtype, "argument")
