@@ -49,7 +49,7 @@ class Settings:
 
     workers:        children at once for single-threaded programs; both cores at once halve the time, and no program
                     got slower (median ratio 0.98 to 1.01)
-    budget_seconds: for the warm samples of a program; its minimum scatters by 5 %
+    budget_seconds: for the warm samples of a program; its minimum scatters by 5 % with half of it
     sample_seconds: a shorter sample is dominated by the clock and by interrupts
     most_samples:   enough for the minimum of a short kernel
     cold_samples:   each after streaming flush_bytes: a 4.3 us kernel takes 9.4 us then
@@ -64,7 +64,7 @@ class Settings:
     """
 
     workers: int = 2
-    budget_seconds: float = 0.005
+    budget_seconds: float = 0.01
     sample_seconds: float = 0.00025
     most_samples: int = 20
     cold_samples: int = 2

@@ -51,7 +51,9 @@ class Progress:
 class Policy:
     """How the budget is dealt.
 
-    alpha, beta, window: Ansor's 0.2, 2 and 3 (TVM v0.16 task scheduler). batch: its 64 programs a round.
+    alpha, beta, window: Ansor's 0.2, 2 and 3 (TVM v0.16 task scheduler). batch: its 64 programs a round. warm, shared:
+        the first round and a later one where several workloads share the budget; ours: 1,000 trials for 27 workloads
+        were gone after the warm-up.
     noise, rounds: a workload whose best fell by less than `noise` over the last `rounds` rounds is done; one minimum
         scatters by 5 %, but a confirmed best by 2-3 %, and two flat rounds were never followed by a gain (measured).
     retries: rounds without a valid program before a workload is given up; ours (Ansor gives up after the warm-up).
@@ -61,6 +63,8 @@ class Policy:
     beta: float = 2.0
     window: int = 3
     batch: int = 64
+    warm: int = 16
+    shared: int = 32
     noise: float = 0.02
     rounds: int = 2
     retries: int = 3
@@ -91,10 +95,10 @@ def next_round(workloads: Sequence[Progress], trials_left: int, policy: Policy =
     barren = [p for p in open_ones if p.best and p.seconds is None]
     if cold or barren:
         chosen = min(cold or barren, key=lambda p: (len(p.best), -p.weight, p.key))
-        return Grant(chosen.key, _batch(chosen, trials_left, len(cold) or 1, policy), None)
+        return Grant(chosen.key, _batch(chosen, trials_left, len(cold) or 1, _size(workloads, bool(cold), policy)), None)
     gains = {p.key: gain(p, workloads, policy) for p in open_ones}
     chosen = min(open_ones, key=lambda p: (-gains[p.key], p.trials, p.key))
-    return Grant(chosen.key, _batch(chosen, trials_left, 1, policy), gains[chosen.key])
+    return Grant(chosen.key, _batch(chosen, trials_left, 1, _size(workloads, False, policy)), gains[chosen.key])
 
 
 def verdict(p: Progress, policy: Policy = Policy()) -> Verdict:
@@ -139,8 +143,16 @@ def _throughputs(p: Progress, workloads: Sequence[Progress]) -> list[float]:
     return [q.flops / q.seconds for q in alike if q.seconds and q.flops > 0]
 
 
-def _batch(p: Progress, trials_left: int, waiting: int, policy: Policy) -> int:
-    """A full batch, less where the space or the budget ends; during the warm-up all `waiting` ones must get theirs."""
+def _size(workloads: Sequence[Progress], cold: bool, policy: Policy) -> int:
+    """A workload that has the budget to itself gets full batches; beside others smaller ones, so that the gradient
+    has most of the budget to deal."""
+    if len(workloads) == 1:
+        return policy.batch
+    return policy.warm if cold else policy.shared
+
+
+def _batch(p: Progress, trials_left: int, waiting: int, size: int) -> int:
+    """A batch, less where the space or the budget ends; during the warm-up all `waiting` ones must get theirs."""
     fair = max(1, trials_left // waiting)
-    limits = [policy.batch, fair] + ([p.space_left] if p.space_left is not None else [])
+    limits = [size, fair] + ([p.space_left] if p.space_left is not None else [])
     return min(limits)

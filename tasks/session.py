@@ -50,8 +50,8 @@ class Request:
     threads: int = 1
     seed: int = 0
     early_stop: bool = True
-    finalists: int = 8
-    final_seconds: float = 0.01
+    finalists: int = 12
+    final_seconds: float = 0.02
     search: Settings = Settings()
     policy: Policy = Policy()
 

@@ -18,8 +18,9 @@ def at(key: str, *best: float | None, weight: float = 1.0, **more: object) -> Pr
 
 def test_everybody_is_warmed_up_first_the_heaviest_before() -> None:
     cold = [at("a"), at("b", weight=3.0), at("c", 1.0)]
-    assert next_round(cold, 1000) == Grant("b", 64, None)
-    assert next_round([at("b", 1.0), at("a")], 1000) == Grant("a", 64, None)
+    assert next_round(cold, 1000) == Grant("b", Policy().warm, None)
+    assert next_round([at("b", 1.0), at("a")], 1000) == Grant("a", Policy().warm, None)
+    assert next_round([at("alone")], 1000) == Grant("alone", Policy().batch, None)
 
 
 def test_a_small_budget_is_shared_by_the_warm_up() -> None:
@@ -64,7 +65,7 @@ def test_a_fast_relative_raises_hope_down_to_the_roofline() -> None:
 
 def test_no_valid_program_is_tried_again_then_given_up() -> None:
     barren, fine = at("barren", None, failures=1), at("fine", 1.0, 0.5)
-    assert next_round([barren, fine], 1000) == Grant("barren", 64, None)
+    assert next_round([barren, fine], 1000) == Grant("barren", Policy().shared, None)
     dead = replace(barren, best=(None,) * 3, failures=3)
     assert verdict(dead) == "failing" and dead.headroom is None and gain(dead) == 0.0
     grant = next_round([dead, fine], 1000)
