@@ -6,6 +6,7 @@ code every distinct address is computed once and every element loaded once. What
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ir.loop import Buffer, Nest
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 
 STREAM_BYTES = 1 << 18  # a packed constant of this size is not in the caches when a network comes to it
+PANEL_BYTES = 1 << 19  # what two panels may take of the second-level cache, halved
 
 __all__ = ["CTYPE", "PRELUDE", "emit", "kernel"]
 
@@ -29,21 +31,27 @@ def kernel(
     roles = [(b, "constant" if b.name in constants else "input") for b in nest.inputs]
     roles += [(b, "output") for b in nest.outputs]
     arguments = tuple(Argument(b.name, b.shape, b.dtype, role) for b, role in roles)  # type: ignore[arg-type]
-    streams = frozenset(b.name for b in nest.inputs if b.name in dict(prepare) and elements(b) * 4 >= STREAM_BYTES)
+    streams = {b.name: ahead(b) for b in nest.inputs if b.name in dict(prepare) and 4 * prod(b.shape) >= STREAM_BYTES}
     source, workspace = emit(nest, entry, streams)
     return Kernel(key, entry, source, arguments, prepare, workspace)
 
 
-def elements(b: Buffer) -> int:
-    return prod(b.shape)
+def ahead(b: Buffer) -> int:
+    """Elements that a packed constant is fetched ahead, into the second-level cache.
+
+    The next panel while this one is in use: row tiles read a panel again and again, and memory has all that time. A
+    panel that would crowd the cache: 8 kB, which is far enough for the latency and near enough to stay.
+    """
+    panel = prod(b.shape[1:])
+    return panel if 4 * panel <= PANEL_BYTES else 2048
 
 
-def emit(nest: Nest, entry: str = "kernel", streams: frozenset[str] = frozenset()) -> tuple[str, int]:
+def emit(nest: Nest, entry: str = "kernel", streams: Mapping[str, int] | None = None) -> tuple[str, int]:
     """C text of `void entry(void *const *arguments, void *workspace)` and the bytes of workspace it wants.
 
-    streams: inputs that a tile reads in the order of addresses, and that are too large to lie in a cache beforehand.
+    streams: inputs that no cache holds beforehand -> elements to fetch ahead.
     """
-    e = Emitter(streams=streams)
+    e = Emitter(streams=streams or {})
     for i, b in enumerate((*nest.inputs, *nest.outputs)):
         const = "const " if i < len(nest.inputs) else ""
         name = e.declare(b.name, b.shape, b.dtype, "argument")

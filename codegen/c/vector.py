@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import isnan
 
 from codegen.c.scalar import INFIX
@@ -13,12 +14,6 @@ from ir.expr import Axis, Cast, Const, Expr, Op, Read, dtype_of, walk
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 VECTOR_CALL = frozenset({"exp", "tanh", "erf", "sigmoid", "sqrt", "log", "floor", "abs", "max", "min"})
-
-
-# Floats that packed weights are fetched ahead, into the second-level cache: in a network they come from memory, and this
-# took 10 to 30 % off layers whose weights no cache held. 1 kB is too late, 64 kB too early; weights that lie in a cache
-# are read as fast with it as without.
-AHEAD = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class Vectors(Scope):
     """Adds the vector loop around the statement, if there is one."""
 
     vector: Vector | None = None
-    streams: frozenset[str] = frozenset()
+    streams: Mapping[str, int] = field(default_factory=dict)  # input -> elements to fetch ahead of its loads
 
     def as_vector(self, v: Value) -> str:
         assert self.vector is not None
@@ -113,7 +108,7 @@ class Vectors(Scope):
         known = text in self.loads
         value = self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
         if e.tensor in self.streams and not known:
-            self.line(f"__builtin_prefetch({at} + {AHEAD}, 0, 2);")
+            self.line(f"__builtin_prefetch({at} + {self.streams[e.tensor]}, 0, 2);")
         return value
 
     def remember(self, tensor: str, text: str, declaration: str, kind: str) -> Value:
