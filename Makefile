@@ -5,7 +5,7 @@ INSTALLER ?= uv
 BIN := .venv/bin
 
 # The demo; try `make demo MODEL=path/to/model.onnx TRIALS=500`.
-MODEL  ?= resnet
+MODEL  ?= resnet18
 TRIALS ?= 128
 STORE  ?= .tilewright/demo
 

@@ -95,7 +95,9 @@ def next_round(workloads: Sequence[Progress], trials_left: int, policy: Policy =
     barren = [p for p in open_ones if p.best and p.seconds is None]
     if cold or barren:
         chosen = min(cold or barren, key=lambda p: (len(p.best), -p.weight, p.key))
-        return Grant(chosen.key, _batch(chosen, trials_left, len(cold) or 1, _size(workloads, bool(cold), policy)), None)
+        return Grant(
+            chosen.key, _batch(chosen, trials_left, len(cold) or 1, _size(workloads, bool(cold), policy)), None
+        )
     gains = {p.key: gain(p, workloads, policy) for p in open_ones}
     chosen = min(open_ones, key=lambda p: (-gains[p.key], p.trials, p.key))
     return Grant(chosen.key, _batch(chosen, trials_left, 1, _size(workloads, False, policy)), gains[chosen.key])
