@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
+
+import numpy as np
 
 from codegen.oracle import Case
 from codegen.runner import Batch
@@ -17,9 +20,10 @@ from ir.timing import Failure, Timing
 from ir.workload import Workload
 from search.budget import Progress
 from search.cost_model import Rows
-from search.evolve import Space
+from search.evolve import Space, program_keys
 from search.tuner import Proposal, Result, Tuner
 from tasks.build import build_batch
+from tasks.deploy import guess
 from tasks.workbench import Workbench
 
 PROMISING = 1.5  # times the fastest of the batch: what deserves a second look
@@ -72,6 +76,14 @@ class Lane:
     def program(self, proposal: Proposal) -> Program:
         return Program(self.space.sketches[self.space.keys.index(proposal.sketch_key)], proposal.choices)
 
+    @cached_property
+    def default(self) -> Proposal:
+        """What runs when nothing was ever measured: the first to be proposed, so that tuning cannot end behind it."""
+        program = guess(self.space)
+        sketch = next(i for i, s in enumerate(self.space.sketches) if s is program.sketch)
+        [key] = program_keys(self.space, sketch, np.array([program.choices], dtype=np.int32).reshape(1, -1))
+        return Proposal(key, self.space.keys[sketch], program.choices, 0, "preferred")
+
     def progress(self) -> Progress:
         w = self.workload
         return self.tuner.progress(w.key, w.weight, self.roofline_seconds, w.dag.flops, w.name.split("_")[0])
@@ -87,6 +99,9 @@ def propose(lane: Lane, n: int) -> tuple[list[Proposal], float, float]:
     _ = lane.tuner.model
     trained = perf_counter()
     found = lane.tuner.ask(n)
+    if found and not lane.tuner.state.history:
+        default = lane.default
+        found = [default, *(p for p in found if p.key != default.key)][:n]
     return found, trained - start, perf_counter() - trained
 
 
@@ -180,6 +195,8 @@ def finalists(lane: Lane, bench: Workbench, n: int, seconds: float) -> list[tupl
     proposals = lane.tuner.finalists(n)
     if not proposals:
         return []
+    if lane.default.key not in {p.key for p in proposals}:
+        proposals.append(lane.default)
     built = build_batch(bench, [(p.key, lane.program(p)) for p in proposals])
     ready = [(p, b) for p, b in zip(proposals, built, strict=True) if isinstance(b, Binary)]
     if lane.case is None:
