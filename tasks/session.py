@@ -198,7 +198,9 @@ def grant(session: Session) -> Turn | None:
     budget = session.request.budget_seconds
     if budget is not None and session.elapsed >= budget:
         return None
-    policy = session.request.policy if session.request.early_stop else replace(session.request.policy, noise=0.0)
+    policy = session.request.policy
+    if not session.request.early_stop:
+        policy = replace(policy, noise=-1.0, rounds=1 << 30)  # nothing is ever good enough
     open_lanes = [lane.progress() for lane in session.lanes.values() if not lane.broken]
     found = next_round(open_lanes, session.trials_left, policy)
     return Turn(session.lanes[found.key], found) if found else None
