@@ -160,9 +160,8 @@ def _packs(sketch: Sketch, dag: Dag, constant: frozenset[str]) -> Iterator[tuple
     for s in sketch.steps:
         if isinstance(s, Pack) and s.tensor not in constant:
             axis = next(a for a in dag.stage(s.stage).space if a.name == s.axis)
-            used = next(r for r in reads(dag.stage(s.stage).body) if r.tensor == s.tensor)
-            size = prod((a.extent for i in used.index for a in axes(i)), start=np.dtype(used.dtype).itemsize)
-            yield s.stage, axis, float(size)
+            packed = dag.tensors.get(s.tensor) or sketch.dag[s.tensor]  # a move that was inlined behind its copy
+            yield s.stage, axis, float(prod(packed.shape, start=np.dtype(packed.dtype).itemsize))
 
 
 def _stage(dag: Dag, stage: Compute, vector: str, consumer: Compute | None, copies: set[tuple[str, str]]) -> Stage:
