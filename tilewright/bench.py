@@ -15,7 +15,7 @@ from ir.zoo import names, paper_shape
 from ir.zoo.operators import PAPER
 from tasks.model import Model
 from tilewright.errors import UsageError
-from tilewright.peers import OURS, PEAK, PEERS, Entry, Process, deviation, interleaved, reference, started, tolerance
+from tilewright.peers import OURS, PEAK, PEERS, Entry, Process, agreed, deviation, interleaved, started, tolerance
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
@@ -59,12 +59,12 @@ def compared(entries: Sequence[Entry], peers: Sequence[str], rounds: int, say: S
 def case(e: Entry, peers: Sequence[str], rounds: int) -> Report:
     """One model. ratio_to_best_peer: the fastest verified peer's time over ours, above 1 when we are faster."""
     model = e.loaded()
-    source, right = reference(e)
     with started([e, replace(e, who=PEAK), *(replace(e, who=p) for p in peers)]) as (processes, folder):
         able = [p for p in processes if p.absent is None]
         outputs = {p.who: p.outputs(folder) for p in able}
         samples = interleaved(able, rounds)
         absent = {p.who: p.absent for p in processes if p.absent is not None}
+    source, right = agreed(e, outputs[OURS])
     errors = {who: deviation(found, right) for who, found in outputs.items() if who != PEAK}
     valid = {who for who, error in errors.items() if error <= tolerance(model.graph)}
     peak = float(outputs[PEAK][0][0]) / min(samples[PEAK]) / 1e9
@@ -103,8 +103,9 @@ def once(e: Entry, check: bool, rounds: int) -> Report:
 
 
 def _checked(e: Entry, process: Process, folder: Path) -> Report:
-    source, right = reference(e)
-    error, allowed = deviation(process.outputs(folder), right), tolerance(e.loaded().graph)
+    found = process.outputs(folder)
+    source, right = agreed(e, found)
+    error, allowed = deviation(found, right), tolerance(e.loaded().graph)
     return {"max_error": error, "tolerance": allowed, "reference": source, "verified": error <= allowed}
 
 

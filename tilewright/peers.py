@@ -104,6 +104,16 @@ def reference(entry: Entry) -> tuple[str, list[Array]]:
     return "NumPy", run_graph(model.graph, inputs(model))
 
 
+def agreed(entry: Entry, found: Sequence[Array]) -> tuple[str, list[Array]]:
+    """The reference; where `found` differs from ONNX Runtime, double precision decides: on sums of a million terms in
+    single precision it is itself off by 1e-3."""
+    source, right = reference(entry)
+    model = entry.loaded()
+    if source == "NumPy" or deviation(found, right) <= tolerance(model.graph):
+        return source, right
+    return "NumPy in double precision", run_graph(model.graph, inputs(model), dtype="float64")
+
+
 def deviation(found: Sequence[Array], right: Sequence[Array]) -> float:
     """Largest difference in units of the largest magnitude of its output; infinite where shapes or non-numbers differ."""
     if len(found) != len(right):

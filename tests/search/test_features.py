@@ -13,6 +13,7 @@ from ir.interpret import Counts, run
 from ir.lower import lower
 from ir.schedule import ComputeAt, Population, Sketch
 from ir.target import Target
+from ir.zoo import operator_dag
 from search.evolve import sample
 from search.features import NAMES, WIDTH, accesses, features
 from search.sketch import sketches
@@ -192,3 +193,11 @@ def test_loads_are_those_of_the_nest(name: str) -> None:
                 what = f"{stage} {tensor} {population.program(row).values}"
                 assert counts.loads[tensor] == loads.issued[row], what
                 assert len(counts.touched[tensor]) == loads.distinct[row], what
+
+
+def test_a_move_behind_a_packed_copy_has_features() -> None:
+    """copy[j, k] = x[k, j] is packed, then inlined: the packed tensor is no stage of the final DAG."""
+    target = Target()
+    for sketch in sketches(operator_dag("TBS.0.b1"), target):
+        found = features(sample(sketch, 16, np.random.default_rng(0)), target)
+        assert found.shape == (16, WIDTH) and np.isfinite(found).all()
