@@ -143,8 +143,9 @@ ALIGNED = ("-falign-functions=64", "-falign-loops=32")
 def flags(target: Target, final: bool = False) -> tuple[str, ...]:
     """Compile and link flags of a shared object: recorded with every timing, so they name features, never `native`.
 
-    -O1 with the passes that vector-typed code needs (multiply-adds, scheduling): within 1 % of -O2 on 20 random programs
-    each of six operators, for three quarters of the compiler's time; it leaves out the compiler's own vectoriser, which
+    -O1 with the passes that vector-typed code needs (multiply-adds, scheduling): within 2 % of -O2 on 20 random programs
+    each of a matrix product and a convolution (other sets of passes on six operators: the same), for about three
+    quarters of the compiler's time; it leaves out the compiler's own vectoriser, which
     found nothing, and value range propagation, with which gcc 12 is wrong: the range of an index in one branch leaks
     into the other (the test of flags has the case). Nothing lets the compiler change the order of a sum (-ffast-math
     breaks polynomials). Functions and loops are aligned, so that a program is the same code whatever its neighbours in
