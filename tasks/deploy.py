@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.bundle.network import Call, Choice, Network, Origin
+from codegen.bundle.network import Choice, Origin
+from codegen.bundle.partition import network
 from codegen.module import Module, compile_network
 from codegen.toolchain import Compiler
 from ir.schedule import Program
@@ -60,28 +61,12 @@ def guess(space: Space, seed: int = 0) -> Program:
     return max(found, key=lambda f: f[0])[1]
 
 
-def network_of(model: Model, picks: Mapping[str, Pick]) -> Network:
-    """Kernels joined as the partition says; a kernel that several calls share is made once."""
-    p = model.partition
-    kernels = {w.key: kernel_of(picks[w.key].program, picks[w.key].key) for w in p.workloads}
-    calls = []
-    for c in p.calls:
-        dag = c.workload.dag
-        inside = [i.name for i in dag.inputs], list(dag.outputs)
-        values = dict(zip((*inside[0], *inside[1]), (*c.inputs, *c.outputs), strict=True))
-        calls.append(Call.of(kernels[c.workload.key], values, c.workload.key, c.workload.name))
-    graph = p.graph
-    return Network(
-        tuple(graph.values[n] for n in graph.inputs), tuple(graph.values[n] for n in graph.outputs), tuple(calls),
-        graph.constants, p.aliases, tuple(_choices(model, picks)),
-    )  # fmt: skip
-
-
-def _choices(model: Model, picks: Mapping[str, Pick]) -> list[Choice]:
-    return [Choice(w.key, w.name, picks[w.key].origin, w.weight, picks[w.key].detail) for w in model.workloads]
+def _choices(model: Model, picks: Mapping[str, Pick]) -> tuple[Choice, ...]:
+    return tuple(Choice(w.key, w.name, picks[w.key].origin, w.weight, picks[w.key].detail) for w in model.workloads)
 
 
 def assemble(model: Model, target: Target, compiler: Compiler, best: Best) -> Module:
     """One library for the whole network. Untuned workloads run the heuristic's guess, and `module.report` says so."""
     picks = {w.key: pick(w, target, best) for w in model.workloads}
-    return compile_network(network_of(model, picks), compiler, target)
+    kernels = {key: kernel_of(p.program, p.key) for key, p in picks.items()}
+    return compile_network(network(model.partition, kernels, _choices(model, picks)), compiler, target)

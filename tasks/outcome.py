@@ -11,7 +11,6 @@ from data.query import run as question
 from ir.schedule import Program
 from ir.timing import Failure
 from tasks.build import build_batch
-from tasks.deploy import guess
 from tasks.lane import CHECK_SEED, Lane, middle
 from tasks.session import Session
 
@@ -46,7 +45,7 @@ def compare(session: Session) -> None:
 
 
 def _default(lane: Lane) -> tuple[str, Program]:
-    return f"default-{lane.workload.key}", guess(lane.space)
+    return f"default-{lane.workload.key}", lane.program(lane.default)
 
 
 def _has_case(session: Session, lane: Lane) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from time import monotonic
 from uuid import uuid4
 
-from codegen.runner import Settings as Protocol
 from codegen.toolchain import Binary
 from data.query import connect
 from data.query import run as question
@@ -268,19 +267,3 @@ def confirm(session: Session, lane: Lane) -> list[tuple[Proposal, Timing]]:
 
 def close(session: Session, version: str, state: str, before: float | None, after: float | None) -> None:
     record.record_run(session.store, session.run, session.bench, version, state, before, after)
-
-
-__all__ = [
-    "Protocol",
-    "Request",
-    "Session",
-    "Turn",
-    "build_turn",
-    "close",
-    "confirm",
-    "grant",
-    "measure_turn",
-    "opened",
-    "propose_turn",
-    "record_turn",
-]

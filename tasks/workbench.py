@@ -32,10 +32,6 @@ class Workbench:
         """float32 multiply-add peak of the target's threads together."""
         return self.machine.peak_gflops * self.target.threads
 
-    def bandwidth(self) -> float:
-        """GB/s from the last cache, where a workload's operands are at best when it starts; all threads together."""
-        return (self.machine.bandwidth.get("l3") or self.machine.bandwidth.get("dram") or 10.0) * self.target.threads
-
     def roofline_seconds(self, flops: float, bytes_: float) -> float:
         """No program is faster: arithmetic at the peak, or inputs and outputs once through the nearest cache that
         holds them (Williams et al., CACM 2009)."""
