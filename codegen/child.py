@@ -20,7 +20,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from math import ceil
@@ -39,6 +39,8 @@ STAGGER = 13 * ALIGN  # between the starts of a kernel's operands within a page:
 POISON = (0xFF, 0x7F)  # bytes of an unwritten output or workspace in the first and the second run; 0xFF.. is a NaN
 CHUNK = 1 << 15  # elements that a comparison looks at together: its temporaries stay in the cache
 CACHE_BYTES = 1 << 30  # operands kept between programs
+MOST_COPIES = 64  # of a kernel's constants: where so many do not fill `far_bytes`, they are too small to matter
+QUIET = 0.95  # of the best peak so far: less, and something else ran on this core or on its other half
 BATCH_FILE = "batch.json"
 SCRIPT = __file__
 READY, DONE = b"!", b"."  # on the reply pipe
@@ -46,7 +48,10 @@ READY, DONE = b"!", b"."  # on the reply pipe
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One pointer of a call. path: the values of what is read. expected, bound: what must be written, how exactly."""
+    """One pointer of a call. path: the values of what is read. expected, bound: what must be written, how exactly.
+
+    constant: known before run time, such as a weight: no other call of a network reads it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -54,6 +59,7 @@ class Operand:
     path: str = ""
     expected: str = ""
     bound: str = ""
+    constant: bool = False
 
     @property
     def written(self) -> bool:
@@ -76,6 +82,8 @@ class Limits:
     """The measuring protocol, in numbers: see `Settings` in the runner."""
 
     budget_seconds: float
+    patience: float
+    quiet_samples: int
     sample_seconds: float
     most_samples: int
     cold_samples: int
@@ -88,7 +96,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Jobs that children share. visit_every: programs of one child between two visits to the incumbent."""
+    """Jobs that children share. visit_every: programs of one child between two visits to the incumbent.
+
+    far_bytes: other constants that a network reads between two calls of one of these kernels.
+    """
 
     harness: str
     threads: int
@@ -96,6 +107,7 @@ class Batch:
     jobs: tuple[Job, ...]
     incumbent: Job | None
     visit_every: int
+    far_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,35 +307,54 @@ class Child:
     clock: Any = None
     flush: Any = None
     flushed: Buffer = field(default_factory=lambda: Buffer(0))
+    pulse: Entry | None = None  # the harness's own kernel
+    pulse_flops: float = 0.0
+    best_peak: float = 0.0  # GFLOP/s
 
     def open_harness(self) -> None:
         library = ctypes.CDLL(self.batch.harness)
         self.clock, self.flush = library.tilewright_time, library.tilewright_flush
         self.clock.restype = ctypes.c_double
-        self.clock.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int]
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self.clock.argtypes = [pointer, pointer, count, count, pointer, count, ctypes.c_int]
         self.flush.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
         self.flushed = Buffer(self.batch.limits.flush_bytes * self.batch.threads)
-
-    def peak(self) -> float:
-        """GFLOP/s of the harness's own kernel right now: the best of three samples."""
-        library = ctypes.CDLL(self.batch.harness)
-        flops = ctypes.c_double.in_dll(library, "tilewright_peak_flops").value
         out = self.memory.buffer("peak", ALIGN * self.batch.threads)
-        entry = self.entry(library, "tilewright_peak", [out], None)
-        return max(flops / entry(1) for _ in range(3)) / 1e9
+        self.pulse_flops = ctypes.c_double.in_dll(library, "tilewright_peak_flops").value
+        self.pulse = self.entry(library, "tilewright_peak", [[out.address]], None)
+        self.peak()
 
-    def entry(self, library: ctypes.CDLL, name: str, buffers: list[Buffer], workspace: Buffer | None) -> Entry:
-        """A function that calls a kernel `repeats` times under the watchdog and returns the seconds they took."""
-        pointers = (ctypes.c_void_p * max(1, len(buffers)))(*(b.address for b in buffers))
+    def peak(self, samples: int = 8) -> float:
+        """GFLOP/s of the harness's own kernel right now: the best of the samples."""
+        assert self.pulse is not None
+        rate = max(self.pulse_flops / self.pulse(1) for _ in range(samples)) / 1e9
+        self.best_peak = max(rate, self.best_peak)
+        return rate
+
+    def quiet(self) -> bool:
+        """Is this core ours alone right now? A busy other half of it takes up to half of the multiply-adds."""
+        return self.peak(1) >= QUIET * self.best_peak
+
+    def entry(
+        self, library: ctypes.CDLL, name: str, vectors: Sequence[Sequence[int]], workspace: Buffer | None
+    ) -> Entry:
+        """A function that calls a kernel `repeats` times under the watchdog and returns the seconds they took.
+
+        vectors: addresses of the operands; calls go round them.
+        """
+        kept = [(ctypes.c_void_p * max(1, len(v)))(*v) for v in vectors]
+        pointers = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
         function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
         scratch, wall = (workspace.address if workspace else None), int(self.batch.threads > 1)
-        limit = self.limit()
+        limit, calls = self.limit(), 0
 
         def call(repeats: int) -> float:
+            nonlocal calls
             # Ten calls' worth for a block of calls: threads that spin on busy cores lose a time slice at every barrier.
             signal.setitimer(signal.ITIMER_REAL, limit * min(repeats, 10))
-            seconds = float(self.clock(function, pointers, scratch, repeats, wall))
+            seconds = float(self.clock(function, pointers, len(kept), calls % len(kept), scratch, repeats, wall))
             signal.setitimer(signal.ITIMER_REAL, 0)
+            calls += repeats
             return seconds
 
         return call
@@ -356,7 +387,7 @@ class Child:
         buffers = [self.operand(o, place) for place, o in enumerate(job.operands)]
         outputs = [(o, b) for o, b in zip(job.operands, buffers, strict=True) if o.written]
         scratch = self.memory.buffer("workspace", job.workspace_bytes, len(buffers))
-        call = self.entry(library, job.entry, buffers, scratch)
+        call = self.entry(library, job.entry, self.vectors(job, buffers), scratch)
         guarded = [*zip((o.name for o in job.operands), buffers, strict=True), ("workspace", scratch)]
 
         self.run(call, outputs, scratch, POISON[0], guarded)
@@ -373,6 +404,28 @@ class Child:
             for o, b in outputs:  # threads may add up in another order
                 compare(b.view(o), o)
         return call, *worst, second
+
+    def vectors(self, job: Job, buffers: list[Buffer]) -> list[list[int]]:
+        """Addresses of the operands, and the same with the constants elsewhere: copies that fill `far_bytes`.
+
+        Between two calls of a kernel a network reads all its other constants. Calls that go round the copies find
+        their constants as far away, while inputs and outputs stay as near as a neighbouring layer leaves them.
+        """
+        own = sum(b.bytes.size for o, b in zip(job.operands, buffers, strict=True) if o.constant)
+        copies = min(self.batch.far_bytes // own, MOST_COPIES) if own else 0
+        out = [[b.address for b in buffers]]
+        if not copies:
+            return out
+        far, at = self.memory.buffer("far", self.batch.far_bytes + 2 * PAGE * MOST_COPIES * len(buffers)), 0
+        for _ in range(copies):
+            out.append(list(out[0]))
+            for place, (o, b) in enumerate(zip(job.operands, buffers, strict=True)):
+                if o.constant:
+                    at += (b.address - far.address - at) % PAGE  # the same place in a page: see Buffer
+                    far.bytes[at : at + b.bytes.size] = b.bytes
+                    out[-1][place] = far.address + at
+                    at += b.bytes.size
+        return out
 
     def operand(self, o: Operand, place: int) -> Buffer:
         if o.written:
@@ -402,20 +455,34 @@ class Child:
                 raise Wrong(f"input {o.name} was modified", corrupt=True)
 
     def warm(self, call: Entry, second: float) -> tuple[float, ...]:
-        """Samples in seconds a call. A sample repeats a short kernel; the verified run counts if it was long enough."""
+        """Samples in seconds a call. A sample repeats a short kernel; the verified run counts if it was long enough.
+
+        Disturbed samples do not use up the budget before `patience` times the budget is spent.
+        """
         s = self.batch.limits
         samples = [second] if second >= s.sample_seconds else []
-        spent, repeats = sum(samples), max(1, ceil(s.sample_seconds / max(second, 1e-8)))
-        while len(samples) < 2 or (spent < s.budget_seconds and len(samples) < s.most_samples):
+        spent, undisturbed, repeats = sum(samples), 0, max(1, ceil(s.sample_seconds / max(second, 1e-8)))
+        before = self.quiet()
+        while len(samples) < 2 or self.wanting(spent, len(samples), undisturbed):
             if self.hopeless(tuple(samples)):
                 break
             seconds = call(repeats)
             spent += seconds
             if seconds < 0.8 * s.sample_seconds:  # the estimate was too high: a first run is slow
                 repeats = ceil(repeats * min(1.1 * s.sample_seconds / max(seconds, 1e-9), 100))
-            else:
-                samples.append(seconds / repeats)
+                continue
+            after = self.quiet()
+            undisturbed += before and after
+            samples.append(seconds / repeats)
+            before = after
         return tuple(samples)
+
+    def wanting(self, spent: float, samples: int, undisturbed: int) -> bool:
+        """More samples of this program, please."""
+        s = self.batch.limits
+        if spent < s.budget_seconds:
+            return samples < s.most_samples
+        return undisturbed < s.quiet_samples and spent < s.patience * s.budget_seconds
 
     def hopeless(self, samples: tuple[float, ...]) -> bool:
         """Far slower than the incumbent, by two samples at least: one alone may have met another process."""
@@ -458,7 +525,7 @@ def work(folder: str, memory: Memory) -> None:
 
     say("start", "harness")
     child = Child(batch, memory)
-    child.open_harness()
+    child.open_harness()  # its kernel runs once, so whatever a harness can do wrong it does here
     visit(child, say)
     done = 0
     for index, job in enumerate(batch.jobs):

@@ -37,6 +37,7 @@ from ir.target import Target
 from ir.timing import Failure, FailureKind, Timing
 
 OURS = ("start", "harness", "peak")  # what a child does without any program
+MOST_FAR = 64 << 20  # bytes: what is as far as this is in memory, or in a cache that holds whole networks
 
 
 class RunnerError(Exception):
@@ -50,6 +51,9 @@ class Settings:
     workers:        children at once for single-threaded programs; both cores at once halve the time, and no program
                     got slower (median ratio 0.98 to 1.01)
     budget_seconds: for the warm samples of a program; its minimum scatters by 5 % with half of it
+    patience:       times the budget that a program gets on a core that it must share ...
+    quiet_samples:  ... until so many samples had it for themselves: where another tenant has the other half of a core,
+                    it runs at half of its peak for milliseconds at a time
     sample_seconds: a shorter sample is dominated by the clock and by interrupts
     most_samples:   enough for the minimum of a short kernel
     cold_samples:   each after streaming flush_bytes: a 4.3 us kernel takes 9.4 us then
@@ -65,6 +69,8 @@ class Settings:
 
     workers: int = 2
     budget_seconds: float = 0.01
+    patience: float = 3.0
+    quiet_samples: int = 2
     sample_seconds: float = 0.00025
     most_samples: int = 20
     cold_samples: int = 2
@@ -96,10 +102,18 @@ class Batch:
 class Measures(Protocol):
     """What every runner can do."""
 
-    def measure(self, binaries: Sequence[Binary], case: Case, incumbent: Binary | None = None) -> Batch: ...
+    def measure(
+        self, binaries: Sequence[Binary], case: Case, incumbent: Binary | None = None, far_bytes: int = 0
+    ) -> Batch: ...
 
     def confirm(
-        self, binaries: Sequence[Binary], case: Case, rounds: int = 5, seconds: float = 0.02, seed: int = 0
+        self,
+        binaries: Sequence[Binary],
+        case: Case,
+        rounds: int = 5,
+        seconds: float = 0.02,
+        seed: int = 0,
+        far_bytes: int = 0,
     ) -> list[Timing]: ...
 
 
@@ -219,20 +233,30 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------ the two measurements
 
-    def measure(self, binaries: Sequence[Binary], case: Case, incumbent: Binary | None = None) -> Batch:
+    def measure(
+        self, binaries: Sequence[Binary], case: Case, incumbent: Binary | None = None, far_bytes: int = 0
+    ) -> Batch:
         """Verify and time every program against the case. The incumbent is measured at begin, middle and end.
 
+        far_bytes: constants that a network reads between two calls of such a kernel: that far away it finds its own.
         Raises RunnerError when measuring itself is broken; whatever a program does is in its Timing.
         """
         jobs = [_job(b, case) for b in binaries]
-        found = self._run(jobs, _job(incumbent, case) if incumbent else None, _limits(self.settings, self.target))
+        beat = _job(incumbent, case) if incumbent else None
+        found = self._run(jobs, beat, limits(self.settings, self.target), far_bytes)
         bases = {child: median(visits) for child, visits in found.visits.items() if visits}
         base = median(v for visits in found.visits.values() for v in visits) if bases else None
         timings = [_timing(b, found.reports[i], bases.get(found.child.get(i, 0), base)) for i, b in enumerate(binaries)]
         return Batch(timings, median(found.peaks) if found.peaks else None, base)
 
     def confirm(
-        self, binaries: Sequence[Binary], case: Case, rounds: int = 5, seconds: float = 0.02, seed: int = 0
+        self,
+        binaries: Sequence[Binary],
+        case: Case,
+        rounds: int = 5,
+        seconds: float = 0.02,
+        seed: int = 0,
+        far_bytes: int = 0,
     ) -> list[Timing]:
         """The finalists' round: each round measures all programs in another order, one after the other, on one core.
 
@@ -241,16 +265,17 @@ class Runner:
         rng, order = random.Random(seed), [*range(len(binaries))]
         plan = [i for _ in range(rounds) for i in rng.sample(order, len(order))]
         jobs = [_job(b, case) for b in binaries]
-        limits = replace(
-            _limits(self.settings, self.target), budget_seconds=seconds, most_samples=1 << 20, cold_samples=0
-        )
-        reports = self._run([jobs[i] for i in plan], None, limits, workers=1).reports
+        protocol = limits(self.settings, self.target)
+        longer = replace(protocol, budget_seconds=seconds, most_samples=1 << 20, cold_samples=0)
+        reports = self._run([jobs[i] for i in plan], None, longer, far_bytes, workers=1).reports
         of = [[reports[at] for at, i in enumerate(plan) if i == n] for n in order]
         return [_confirmed(b, found) for b, found in zip(binaries, of, strict=True)]
 
     # ------------------------------------------------------------------------------------------ one batch
 
-    def _run(self, jobs: Sequence[Job], incumbent: Job | None, limits: Limits, workers: int | None = None) -> Findings:
+    def _run(
+        self, jobs: Sequence[Job], incumbent: Job | None, protocol: Limits, far_bytes: int, workers: int | None = None
+    ) -> Findings:
         """All jobs, on as many children as pay; a child that dies costs the job it ran."""
         found = Findings()
         if not jobs:
@@ -259,7 +284,8 @@ class Runner:
             self._staff()
             team = self.workers[: min(len(jobs), workers or len(self.workers))]
             visit_every = max(1, -(-len(jobs) // (2 * len(team))))
-            plan = Plan(str(self.harness.path), self.target.threads, limits, tuple(jobs), incumbent, visit_every)
+            far = min(far_bytes, self.target.l3_bytes, MOST_FAR)
+            plan = Plan(str(self.harness.path), self.target.threads, protocol, tuple(jobs), incumbent, visit_every, far)
             _write_plan(folder, plan)
             for w in team:
                 w.give(folder)
@@ -372,7 +398,8 @@ def _environment(target: Target) -> dict[str, str]:
     }
 
 
-def _limits(s: Settings, target: Target) -> Limits:
+def limits(s: Settings, target: Target) -> Limits:
+    """The protocol as a child hears it."""
     same = {f.name: getattr(s, f.name) for f in fields(Limits)}
     return Limits(**{**same, "flush_bytes": max(s.flush_bytes, 2 * target.l2_bytes)})
 
@@ -443,7 +470,7 @@ def _operand(a: Argument, case: Case, prepare: Mapping[str, Dag]) -> Operand:
     if a.role == "output":
         return Operand(a.name, a.shape, a.dtype, expected=str(case.expected[a.name]), bound=str(case.bounds[a.name]))
     path = prepared(prepare[a.name], a, case) if a.name in prepare else case.inputs[a.name]
-    return Operand(a.name, a.shape, a.dtype, path=str(path))
+    return Operand(a.name, a.shape, a.dtype, path=str(path), constant=a.role == "constant")
 
 
 def prepared(dag: Dag, a: Argument, case: Case) -> Path:
@@ -493,7 +520,9 @@ class NullRunner:
 
     formula: Callable[[Kernel], float | Failure]
 
-    def measure(self, binaries: Sequence[Binary], case: Case | None = None, incumbent: Binary | None = None) -> Batch:
+    def measure(
+        self, binaries: Sequence[Binary], case: Case | None = None, incumbent: Binary | None = None, far_bytes: int = 0
+    ) -> Batch:
         base = self.formula(incumbent.kernel) if incumbent else None
         known = base if isinstance(base, float) else None
         return Batch([_stated(b, self.formula(b.kernel), known) for b in binaries], None, known)
@@ -505,6 +534,7 @@ class NullRunner:
         rounds: int = 5,
         seconds: float = 0.02,
         seed: int = 0,
+        far_bytes: int = 0,
     ) -> list[Timing]:
         once = self.measure(binaries).timings
         return [replace(t, warm=t.warm * rounds) for t in once]
@@ -522,7 +552,9 @@ class ReplayRunner:
 
     recorded: Mapping[str, Timing]
 
-    def measure(self, binaries: Sequence[Binary], case: Case | None = None, incumbent: Binary | None = None) -> Batch:
+    def measure(
+        self, binaries: Sequence[Binary], case: Case | None = None, incumbent: Binary | None = None, far_bytes: int = 0
+    ) -> Batch:
         base = self.recorded[incumbent.key].best if incumbent else None
         timings = [self.recorded[b.key] for b in binaries]
         return Batch([replace(t, relative=t.best / base if t.best and base else None) for t in timings], None, base)
@@ -534,5 +566,6 @@ class ReplayRunner:
         rounds: int = 5,
         seconds: float = 0.02,
         seed: int = 0,
+        far_bytes: int = 0,
     ) -> list[Timing]:
         return [replace(t, warm=(t.best,) * rounds) if t.best else t for t in self.measure(binaries).timings]

@@ -129,7 +129,7 @@ MEASUREMENTS = Table("measurements", "What came back from the hardware, failures
     Column("threads",       INT,   "threads the program ran with"),
     Column("compiler",      TEXT,  "compiler and version"),
     Column("flags",         TEXT,  "what the compiler was told"),
-    Column("seconds_warm",  REALS, "every sample with the operands in cache [s a call]; empty: none"),
+    Column("seconds_warm",  REALS, "every sample, inputs and outputs where the last call left them [s a call]; empty: none"),
     Column("seconds_cold",  REALS, "every sample after the caches were flushed [s a call]; empty: none"),
     Column("best_seconds",  REAL,  "smallest warm sample [s a call]; NULL: failed", NULL),
     Column("score",         REAL,  "drift-corrected time [s a call], lower is better: the ratio to the incumbent of the "
@@ -143,6 +143,8 @@ MEASUREMENTS = Table("measurements", "What came back from the hardware, failures
     Column("build_seconds", REAL,  "wall time to build it [s]"),
     Column("measure_seconds", REAL, "wall time to run and verify it [s]"),
     Column("confirmed",     BOOL,  "from the finalists' round: rebuilt, shuffled, repeated"),
+    Column("far_bytes",     LONG,  "constants that the model reads between two calls: that far away a call of the warm "
+                                   "samples found its own; NULL: not known, 0: they stayed in cache", NULL),
     Column("device",        TEXT,  "devices.key"),
     CREATED,
 ))  # fmt: skip

@@ -26,7 +26,7 @@ from tasks.build import build_batch
 from tasks.deploy import guess
 from tasks.workbench import Workbench
 
-PROMISING = 1.5  # times the fastest of the batch: what deserves a second look
+PROMISING = 1.3  # times the fastest of the batch: what deserves a second look
 CHECK_SEED = 20240  # inputs of the oracle's case: the same for every program of a workload
 
 
@@ -65,6 +65,8 @@ class Lane:
     space: Space
     tuner: Tuner
     roofline_seconds: float
+    far_bytes: int = 0  # constants that the model reads between two calls of this workload
+    champion: Proposal | None = None  # of the last finalists' round that the store knows
     incumbent: Incumbent | None = None
     case: Case | None = None
     default_seconds: float | None = None  # of the program that runs when nothing was ever measured
@@ -125,7 +127,7 @@ def measure(lane: Lane, bench: Workbench, built: Sequence[Binary | Failure], pro
         lane.case = bench.oracle.case(lane.workload.dag, CHECK_SEED)
     binaries = [b for b in built if isinstance(b, Binary)]
     beat = lane.incumbent.binary if lane.incumbent else None
-    batch = _twice(bench, binaries, lane.case, beat) if binaries else Batch([])
+    batch = _twice(lane, bench, binaries, beat) if binaries else Batch([])
     answers = iter(batch.timings)
     timings = [
         next(answers) if isinstance(b, Binary) else Timing(p.key, failure=b)
@@ -134,15 +136,16 @@ def measure(lane: Lane, bench: Workbench, built: Sequence[Binary | Failure], pro
     return Batch(timings, batch.peak_gflops, batch.incumbent_seconds)
 
 
-def _twice(bench: Workbench, binaries: Sequence[Binary], case: Case, beat: Binary | None) -> Batch:
+def _twice(lane: Lane, bench: Workbench, binaries: Sequence[Binary], beat: Binary | None) -> Batch:
     """Every program once, the promising ones again: a burst of other load on the machine lasts longer than a program's
     turn, and would bury a fast one for good."""
-    first = bench.runner.measure(binaries, case, beat)
+    assert lane.case is not None
+    first = bench.runner.measure(binaries, lane.case, beat, lane.far_bytes)
     times = [t.best for t in first.timings if t.best is not None]
     if not times:
         return first
     again = [i for i, t in enumerate(first.timings) if t.best is not None and t.best <= PROMISING * min(times)]
-    second = bench.runner.measure([binaries[i] for i in again], case, beat)
+    second = bench.runner.measure([binaries[i] for i in again], lane.case, beat, lane.far_bytes)
     timings = list(first.timings)
     for i, t in zip(again, second.timings, strict=True):
         timings[i] = _better(timings[i], t)
@@ -190,18 +193,20 @@ def learn(lane: Lane, turn: Round, built: Sequence[Binary | Failure]) -> None:
 def finalists(lane: Lane, bench: Workbench, n: int, seconds: float) -> list[tuple[Proposal, Timing]]:
     """The n fastest, rebuilt and measured side by side in shuffled rounds; fastest first by the median of the rounds.
 
-    The best of many noisy minima is a lucky one: only this round's figures are reported.
+    The best of many noisy minima is a lucky one: only this round's figures are reported. The default and the last
+    champion take part, so that the winner of the latest round is the best program known.
     """
     proposals = lane.tuner.finalists(n)
     if not proposals:
         return []
-    if lane.default.key not in {p.key for p in proposals}:
-        proposals.append(lane.default)
+    for p in (lane.default, lane.champion):
+        if p is not None and p.key not in {q.key for q in proposals}:
+            proposals.append(p)
     built = build_batch(bench, [(p.key, lane.program(p)) for p in proposals])
     ready = [(p, b) for p, b in zip(proposals, built, strict=True) if isinstance(b, Binary)]
     if lane.case is None:
         lane.case = bench.oracle.case(lane.workload.dag, CHECK_SEED)
-    timings = bench.runner.confirm([b for _, b in ready], lane.case, seconds=seconds)
+    timings = bench.runner.confirm([b for _, b in ready], lane.case, seconds=seconds, far_bytes=lane.far_bytes)
     pairs = [(p, t) for (p, _), t in zip(ready, timings, strict=True) if t.verified]
     return sorted(pairs, key=lambda x: middle(x[1]))
 

@@ -140,7 +140,7 @@ def _measurement(
         "score": score, "verified": t.verified, "max_error": t.error, "error_bound": t.bound,
         "error_kind": t.failure.kind if t.failure else None, "error_message": t.failure.message if t.failure else None,
         "peak_gflops": peak, "build_seconds": t.build_seconds, "measure_seconds": t.measure_seconds,
-        "confirmed": confirmed, "device": bench.machine.key,
+        "confirmed": confirmed, "far_bytes": lane.far_bytes, "device": bench.machine.key,
     }  # fmt: skip
 
 
@@ -168,7 +168,15 @@ def _origin(mutation: str | None) -> Origin:
     return "preferred" if mutation == "preferred" else "evolved"
 
 
-def confirmed(store: Store, bench: Workbench) -> dict[str, Row]:
+def champions(store: Store | Connection, bench: Workbench) -> dict[str, Proposal]:
+    """Workload key -> the winner of its last finalists' round on this kind of machine."""
+    return {
+        key: Proposal(row["program"], row["sketch"], tuple(row["choices"]), row["round"], "preferred")
+        for key, row in confirmed(store, bench).items() if row["confirmed"]
+    }  # fmt: skip
+
+
+def confirmed(store: Store | Connection, bench: Workbench) -> dict[str, Row]:
     """Workload key -> its best program on this kind of machine, confirmed figures first."""
     answer = question(store, "best_program", workload=None, target=bench.target.key, device=bench.machine.key)
     return {row["workload"]: row for row in answer.to_pylist()}

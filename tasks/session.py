@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from time import monotonic
 from uuid import uuid4
+
+import numpy as np
 
 from codegen.toolchain import Binary
 from data.query import connect
@@ -110,15 +113,36 @@ def opened(
 
 
 def lanes_of(workloads: Sequence[Workload], bench: Workbench, store: Store, request: Request) -> dict[str, Lane]:
+    total = sum(w.weight * constant_bytes(w) for w in workloads)
     with connect(store) as source:
-        return {w.key: lane_of(w, bench, history(source, w.key, bench), request) for w in workloads}
+        champions = record.champions(source, bench)
+        return {
+            w.key: lane_of(
+                w, bench, history(source, w.key, bench), champions.get(w.key), total - constant_bytes(w), request
+            )
+            for w in workloads
+        }
 
 
-def lane_of(workload: Workload, bench: Workbench, past: Sequence[Result], request: Request) -> Lane:
-    """A workload with all that the store knows of it."""
+def constant_bytes(workload: Workload) -> int:
+    """Of the constants that one call reads."""
+    return sum(prod(i.shape) * np.dtype(i.dtype).itemsize for i in workload.dag.inputs if i.constant)
+
+
+def lane_of(
+    workload: Workload,
+    bench: Workbench,
+    past: Sequence[Result],
+    champion: Proposal | None,
+    far_bytes: int,
+    request: Request,
+) -> Lane:
+    """A workload with all that the store knows of it. far_bytes: of the model's other constants."""
     space = space_of(workload, bench.target)
     tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=heuristic)
-    lane = Lane(workload, space, tuner, bench.roofline_seconds(workload.dag.flops, workload.dag.bytes))
+    roofline = bench.roofline_seconds(workload.dag.flops, workload.dag.bytes)
+    known = champion if champion is not None and champion.sketch_key in space.keys else None
+    lane = Lane(workload, space, tuner, roofline, far_bytes, known)
     lane.taught = learnt(workload.key, space, past) if past else None
     best = tuner.finalists(1)
     if best and tuner.best_seconds:

@@ -1,18 +1,35 @@
--- Which program is the best of a workload? One row per workload; a confirmed program comes before any other, and one
--- that was not verified never comes.
+-- Which program is the best of a workload? One row per workload: the winner of the last finalists' round, in which the
+-- winners of earlier ones took part. Without such a round it is the fastest of the search, and one that was not verified
+-- never comes.
 --   $workload VARCHAR  workloads.key; NULL: every workload
 --   $target   VARCHAR  records of another target never count
 --   $device   VARCHAR  devices.key; NULL: any machine, which is a warm start and no measurement of this one
+WITH finals AS (
+    SELECT workload, target, device, run, program, median(best_seconds) AS seconds, max(created) AS created
+    FROM judged
+    WHERE confirmed AND trusted
+      AND target = $target::VARCHAR
+      AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
+      AND ($device::VARCHAR IS NULL OR device = $device::VARCHAR)
+    GROUP BY workload, target, device, run, program
+),
+last AS (
+    SELECT workload, target, device, program, seconds FROM finals
+    QUALIFY run = last_value(run) OVER (PARTITION BY workload, target, device ORDER BY created
+                                        ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+)
 SELECT r.workload, r.program, p.sketch, s.text AS sketch_text, p.choices,
-       r.seconds, r.confirmed, r.measured, r.fastest_seconds, r.target, r.device, r.run, r.round,
+       coalesce(l.seconds, r.seconds) AS seconds, r.confirmed, r.measured, r.fastest_seconds, r.target, r.device, r.run, r.round,
        c.language, c.entry, c.text AS source_text
 FROM results r
 JOIN unique_programs p ON p.workload = r.workload AND p.key = r.program
+LEFT JOIN last l ON l.workload = r.workload AND l.target = r.target AND l.device = r.device AND l.program = r.program
 LEFT JOIN unique_sketches s ON s.key = p.sketch
 LEFT JOIN unique_sources c ON c.program = r.program AND c.target = r.target
 WHERE r.trusted
   AND r.target = $target::VARCHAR
   AND ($workload::VARCHAR IS NULL OR r.workload = $workload::VARCHAR AND p.workload = $workload::VARCHAR)
   AND ($device::VARCHAR IS NULL OR r.device = $device::VARCHAR)
-QUALIFY row_number() OVER (PARTITION BY r.workload ORDER BY r.confirmed DESC, r.seconds, r.program, r.device) = 1
+QUALIFY row_number() OVER (PARTITION BY r.workload ORDER BY l.seconds NULLS LAST, r.confirmed DESC, r.seconds,
+                                       r.program, r.device) = 1
 ORDER BY r.workload;

@@ -64,9 +64,12 @@ def test_the_harness_times_and_knows_its_peak(compiler: Compiler, tmp_path: Path
     assert ctypes.c_double.in_dll(library, "tilewright_peak_flops").value > 1e6 * threads
     out = (ctypes.c_float * (4 * threads + 1))()
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+    vectors = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.tilewright_time.restype = ctypes.c_double
-    library.tilewright_time.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int]
-    seconds = library.tilewright_time(ctypes.cast(library.tilewright_peak, ctypes.c_void_p), arguments, None, 1, 1)
+    library.tilewright_time.argtypes = [pointer, pointer, count, count, pointer, count, ctypes.c_int]
+    peak = ctypes.cast(library.tilewright_peak, ctypes.c_void_p)
+    seconds = library.tilewright_time(peak, vectors, 1, 0, None, 1, 1)
     assert 0 < seconds < 10
     assert all(out[: 4 * threads]) and not out[4 * threads]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -9,16 +10,18 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from codegen.child import Operand, Wrong, compare, limits_of
+from codegen.child import Batch as ChildBatch
+from codegen.child import Buffer, Child, Job, Memory, Operand, Wrong, compare, limits_of
 from codegen.kernel import Argument, Kernel
 from codegen.machine import harness
 from codegen.oracle import Answer, Case, Oracle, inputs, write_case
-from codegen.runner import Batch, NullRunner, ReplayRunner, Runner, RunnerError, Settings
+from codegen.runner import Batch, NullRunner, ReplayRunner, Runner, RunnerError, Settings, limits
 from codegen.toolchain import Binary, Compiler, build, find_compiler, unbuilt
 from ir.compute import Dag
 from ir.dsl import compute, dag, placeholder, reduce_axis, select
@@ -31,6 +34,7 @@ TARGET = Target(features=("avx2", "fma"), vector_bytes=32, vector_registers=16)
 PRELUDE = "#include <stddef.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
 N = 1000
 Make = Callable[..., list[Binary]]
+LIMITS = limits(Settings(), TARGET)
 HASTY = Settings(limit_ceiling=1.0, limit_floor=0.5, memory_bytes=384 << 20)
 
 # y[i] = x[i] * 2 + 1
@@ -220,6 +224,38 @@ def test_constants_are_prepared_once_for_each_layout(compiler: Compiler, ours: B
 
 
 @pytest.mark.compiler
+def test_calls_go_round_copies_of_the_constants_and_of_nothing_else(tmp_path: Path) -> None:
+    """As many as fill the distance, all with the same values at the same place in a page."""
+    x, w, y = Buffer(400, 0), Buffer(8000, 1), Buffer(400, 2)
+    w.bytes[:] = np.arange(8000, dtype=np.uint8)
+    operands = (
+        Operand("x", (100,), "float32", path="x"),
+        Operand("w", (2000,), "float32", path="w", constant=True),
+        Operand("y", (100,), "float32"),
+    )
+    job = Job("so", "f", "id", operands, 0)
+    child = Child(ChildBatch("harness", 1, LIMITS, (job,), None, 1, far_bytes=100_000), Memory())
+    vectors = child.vectors(job, [x, w, y])
+    assert len(vectors) == 1 + 100_000 // 8000 and vectors[0] == [x.address, w.address, y.address]
+    places = sorted(v[1] for v in vectors)
+    assert all(b - a >= 8000 for a, b in pairwise(places))
+    for v in vectors:
+        assert (v[0], v[2]) == (x.address, y.address) and v[1] % 4096 == w.address % 4096
+        assert np.array_equal(np.ctypeslib.as_array((ctypes.c_uint8 * 8000).from_address(v[1])), w.bytes)
+    far = replace(child.batch, far_bytes=7999)
+    assert Child(far, Memory()).vectors(job, [x, w, y]) == [vectors[0]], "one copy would already be too far"
+
+
+def test_a_shared_core_makes_us_patient_but_not_for_ever() -> None:
+    child = Child(ChildBatch("harness", 1, LIMITS, (), None, 1), Memory())
+    budget = LIMITS.budget_seconds
+    assert child.wanting(spent=0.5 * budget, samples=3, undisturbed=3)
+    assert not child.wanting(spent=0.5 * budget, samples=LIMITS.most_samples, undisturbed=0)
+    assert child.wanting(spent=1.5 * budget, samples=3, undisturbed=LIMITS.quiet_samples - 1)
+    assert not child.wanting(spent=1.5 * budget, samples=3, undisturbed=LIMITS.quiet_samples)
+    assert not child.wanting(spent=LIMITS.patience * budget, samples=3, undisturbed=0)
+
+
 def test_children_get_nothing_of_our_environment(
     built: Make, ours: Binary, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

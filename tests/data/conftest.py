@@ -34,7 +34,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "program": "p", "workload": "w", "run": "r", "round": 0, "target": TARGET, "threads": 1, "compiler": "cc 1",
         "flags": "-O3", "seconds_warm": [2e-3, 1e-3], "seconds_cold": [3e-3], "best_seconds": 1e-3, "score": None,
         "verified": True, "max_error": 1e-7, "error_bound": 1e-5, "error_kind": None, "error_message": None,
-        "peak_gflops": 100.0, "build_seconds": 0.1, "measure_seconds": 0.05, "confirmed": False, "device": "d",
+        "peak_gflops": 100.0, "build_seconds": 0.1, "measure_seconds": 0.05, "confirmed": False, "far_bytes": 0, "device": "d",
     },
     "rounds": {
         "run": "r", "round": 0, "workload": "w", "proposed": 4, "measured": 4, "failed": 1, "search_seconds": 0.1,
