@@ -26,8 +26,8 @@ from ir.expr import (
 )
 from ir.facts import at_most, below, facts_of, form_of, never_positive, of_divisions
 from ir.loop import Alloc, For, If, Nest, Stmt, Store
-from ir.schedule import CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
-from ir.transform import apply, unit_axes
+from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
+from ir.transform import apply, blockable, unit_axes
 
 
 class Illegal(ValueError):
@@ -184,6 +184,11 @@ def _check_step(sketch: Sketch, step: Step, dag: Dag, tiled: dict[str, Tile]) ->
         case Pack(_, tensor, axis):
             require(any(r.tensor == tensor for r in reads(stage.body)), f"{place}: it does not read {tensor}")
             require(axis in [a.name for a in stage.space], f"{place}: it has no space axis {axis}")
+        case Block(_, tensor, axis):
+            k = next((a for a in stage.reduce if a.name == axis), None)
+            require(k is not None, f"{place}: it has no reduce axis {axis}")
+            assert k is not None
+            require(blockable(stage, tensor, k), f"{place}: {axis} is no dimension of {tensor}")
         case Tile():
             require(step.stage not in tiled, f"{place}, for the second time")
             _check_tile(place, step, stage)

@@ -4,6 +4,7 @@ A sketch is its DAG (see `ir.text`), then a line a step and a line a hole:
 
     schedule
     pack B for C along j by pack
+    block P for C along k by block
     tile C SSRSRS lanes j by tile
     hole C.i.1 tile C i: 1, 2, 3, 4
     hole C.unroll unroll C: 1, 2, 4
@@ -18,7 +19,21 @@ from typing import cast, get_args
 from ir.compute import Dag
 from ir.expr import Axis, Cast, Const, Expr, Op, Param, Read
 from ir.loop import Alloc, Buffer, For, If, Nest, Stmt, Store
-from ir.schedule import CacheWrite, ComputeAt, Fuse, Hole, HoleKind, Inline, Pack, Program, Rfactor, Sketch, Step, Tile
+from ir.schedule import (
+    Block,
+    CacheWrite,
+    ComputeAt,
+    Fuse,
+    Hole,
+    HoleKind,
+    Inline,
+    Pack,
+    Program,
+    Rfactor,
+    Sketch,
+    Step,
+    Tile,
+)
 from ir.text import PLAIN, RESERVED, Known, Parser, dag_text, expr_text, parse_dag
 
 __all__ = ["parse_dag", "parse_sketch", "steps_text", "text"]
@@ -69,6 +84,8 @@ def _step(step: Step) -> str:
             return f"rfactor {stage} {side}"
         case Pack(_, tensor, axis):
             return f"pack {_name(tensor)} for {stage} along {_name(axis)}"
+        case Block(_, tensor, axis):
+            return f"block {_name(tensor)} for {stage} along {_name(axis)}"
         case Tile(_, structure, vector):
             return f"tile {stage} {_name(structure)}" + (f" lanes {_name(vector)}" if vector else "")
         case Fuse(_, consumer, level):
@@ -114,6 +131,9 @@ def _parse_step(p: Parser) -> Step:
         case "pack":
             tensor, stage, axis = p.name(), _after(p, "for"), _after(p, "along")
             return Pack(stage, tensor, axis)
+        case "block":
+            tensor, stage, axis = p.name(), _after(p, "for"), _after(p, "along")
+            return Block(stage, tensor, axis)
         case "tile":
             stage, structure = p.name(), p.name()
             return Tile(stage, structure, p.name() if p.accept("lanes") else "")

@@ -60,10 +60,23 @@ class Rfactor:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """.. B[k, j] ..      -->      B.pack[j / N, k, j % N] zero-padded, N the stage's tile of j
+    """.. B[k, j] ..      -->      B.pack[j / N, k / M, k % M, j % N] zero-padded, N and M the stage's tiles of j and k
 
-    The operand is copied once into the order in which the tile reads it: a constant before run time, else inside
+    The operand is copied once into the order in which the nest reads it: a constant before run time, else inside
     the kernel.
+    """
+
+    stage: str
+    tensor: str
+    axis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """.. P[i + w, k] ..      -->      P.block[k / M, i + w, k % M], M the stage's tile of the reduce axis k
+
+    What one pass of the outer reduction loop reads lies together: rows of a tile far apart in P share few sets of a
+    cache, and a window cannot be packed.
     """
 
     stage: str
@@ -105,7 +118,7 @@ class ComputeAt:
     consumer: str
 
 
-Step = Inline | CacheWrite | Rfactor | Pack | Tile | Fuse | ComputeAt
+Step = Inline | CacheWrite | Rfactor | Pack | Block | Tile | Fuse | ComputeAt
 
 
 @dataclass(frozen=True)

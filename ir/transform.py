@@ -1,22 +1,21 @@
-"""Schedule steps that rewrite the DAG itself: inline, cache_write, rfactor, pack."""
+"""Schedule steps that rewrite the DAG itself: inline, cache_write, rfactor, pack, block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from ir.affine import affine, replace_axes, simplify
 from ir.compute import Compute, Dag, Input, identity
 from ir.expr import Axis, Const, Expr, Read, axes, children, lt, reads, rebuild, select
-from ir.schedule import CacheWrite, Inline, Pack, Rfactor, Step
+from ir.schedule import Block, CacheWrite, Inline, Pack, Rfactor, Step
+
+Tile = Callable[[str, str], int]  # stage, axis -> its innermost tile of a space axis, its inner tile of a reduce axis
 
 
-def apply(dag: Dag, step: Step, values: Mapping[str, int], tile: Callable[[str, str], int]) -> Dag:
-    """The DAG after one step; steps that only shape loops leave it alone.
-
-    values: hole name -> chosen option. tile(stage, axis): size of the stage's innermost tile along an axis.
-    """
+def apply(dag: Dag, step: Step, values: Mapping[str, int], tile: Tile) -> Dag:
+    """The DAG after one step; steps that only shape loops leave it alone. values: hole name -> chosen option."""
     match step:
         case Inline(stage):
             return inline(dag, stage)
@@ -25,7 +24,9 @@ def apply(dag: Dag, step: Step, values: Mapping[str, int], tile: Callable[[str, 
         case Rfactor(stage, side):
             return rfactor(dag, stage, side, values[f"{stage}.rfactor"])
         case Pack(stage, tensor, axis):
-            return pack(dag, stage, tensor, axis, tile(stage, axis))
+            return pack(dag, stage, tensor, axis, lambda a: tile(stage, a))
+        case Block(stage, tensor, axis):
+            return block(dag, stage, tensor, axis, tile(stage, axis))
         case _:
             return dag
 
@@ -89,26 +90,92 @@ def _unflatten(k: Expr, over: tuple[Axis, ...]) -> list[Expr]:
     return out
 
 
-def pack(dag: Dag, name: str, tensor: str, axis: str, size: int) -> Dag:
-    """.. B[k, j] ..      -->      B.pack[j / N, k, j % N], zero-padded to whole tiles
+def pack(dag: Dag, name: str, tensor: str, axis: str, tile: Callable[[str], int]) -> Dag:
+    """.. B[k, j] ..      -->      B.pack[j / N, k / M, k % M, j % N], zero-padded to whole tiles
 
-    Dimensions: the other space axes of the read, the tile number, the reduce axes in the order of the loops, the
-    lane. A sliding window (two axes in one index) must have been ruled out by `packable`.
+    Dimensions: the other space axes of the read, the tile number, the reduce axes in the order of the loops (outer
+    parts, then inner ones), the lane. tile: axis name -> size. A sliding window (two axes in one index) must have been
+    ruled out by `packable`.
     """
     stage = dag.stage(name)
     [read] = {r for r in reads(stage.body) if r.tensor == tensor}
     used = set().union(*(axes(i) for i in read.index))
     j = next(a for a in stage.space if a.name == axis)
-    whole, lane = Axis(f"{axis}.tile", -(-j.extent // size)), Axis(f"{axis}.lane", size)
-    at = simplify(whole * size + lane)
     before = tuple(a for a in stage.space if a in used and a != j)
-    after = tuple(a for a in stage.reduce if a in used)
-    index = tuple(replace_axes(i, {j: at}) for i in read.index)
-    value = select(lt(at, j.extent), Read(tensor, index, read.dtype), identity(0, read.dtype))
-    packed = Compute(f"{tensor}.pack", (*before, whole, *after, lane), simplify(value), dtype=read.dtype)
-    new = Read(packed.name, (*before, j // size, *after, j % size), read.dtype)
+    lanes = _Split.of(j, tile(axis), "tile", "lane")
+    parts = [_Split.of(a, tile(a.name), "part", "inner") for a in stage.reduce if a in used]
+    splits = [lanes, *parts]
+    index = tuple(replace_axes(i, {s.axis: s.whole for s in splits}) for i in read.index)
+    value: Expr = Read(tensor, index, read.dtype)
+    for s in splits:
+        value = select(lt(s.whole, s.axis.extent), value, identity(0, read.dtype))
+    order = (*before, lanes.outer, *(p.outer for p in parts), *(p.inner for p in parts), lanes.inner)
+    packed = Compute(f"{tensor}.pack", order, simplify(value), dtype=read.dtype)
+    at = (*before, lanes.number, *(p.number for p in parts), *(p.rest for p in parts), lanes.rest)
+    new = Read(packed.name, at, read.dtype)
     body = rewrite_reads(stage.body, tensor, lambda r: new if r == read else r)
     return _replace(dag, name, packed, replace(stage, body=body))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """An axis in two parts: axis = outer * size + inner."""
+
+    axis: Axis
+    outer: Axis
+    inner: Axis
+
+    @classmethod
+    def of(cls, axis: Axis, size: int, outer: str, inner: str) -> _Split:
+        size = min(size, axis.extent) if outer == "part" else size  # lanes are padded, a reduction is not
+        return cls(axis, Axis(f"{axis.name}.{outer}", -(-axis.extent // size)), Axis(f"{axis.name}.{inner}", size))
+
+    @property
+    def whole(self) -> Expr:
+        return simplify(self.outer * self.inner.extent + self.inner)
+
+    @property
+    def number(self) -> Expr:
+        return self.axis // self.inner.extent
+
+    @property
+    def rest(self) -> Expr:
+        return self.axis % self.inner.extent
+
+
+def block(dag: Dag, name: str, tensor: str, axis: str, size: int) -> Dag:
+    """.. P[i + w, k] ..      -->      P.block[k / M, i + w, k % M], zero-padded to whole parts
+
+    The dimension of P that k alone indexes is split, its outer part goes to the front: see `blockable`.
+    """
+    stage = dag.stage(name)
+    k = next(a for a in stage.reduce if a.name == axis)
+    found = list(dict.fromkeys(r for r in reads(stage.body) if r.tensor == tensor))
+    d = found[0].index.index(k)
+    shape = dag[tensor].shape
+    split = _Split.of(Axis(f"{axis}", shape[d]), size, "part", "inner")
+    others = tuple(Axis(f"{tensor}.{n}", extent) for n, extent in enumerate(shape) if n != d)
+    index = (*others[:d], split.whole, *others[d:])
+    value = select(lt(split.whole, shape[d]), Read(tensor, index, found[0].dtype), identity(0, found[0].dtype))
+    blocked = Compute(f"{tensor}.block", (split.outer, *others, split.inner), simplify(value), dtype=found[0].dtype)
+
+    def new(r: Read) -> Read:
+        rest = (*r.index[:d], *r.index[d + 1 :])
+        return Read(blocked.name, (k // split.inner.extent, *rest, k % split.inner.extent), r.dtype)
+
+    return _replace(dag, name, blocked, replace(stage, body=rewrite_reads(stage.body, tensor, new)))
+
+
+def blockable(stage: Compute, tensor: str, k: Axis) -> bool:
+    """Every read of the tensor has one dimension that is k alone, always the same one, and k nowhere else."""
+    places = set()
+    for r in reads(stage.body):
+        if r.tensor == tensor:
+            where = [d for d, i in enumerate(r.index) if k in axes(i)]
+            if len(where) != 1 or r.index[where[0]] != k:
+                return False
+            places.add(where[0])
+    return len(places) == 1
 
 
 def packable(stage: Compute, read: Read, shape: tuple[int, ...]) -> bool:

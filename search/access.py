@@ -19,10 +19,10 @@ import numpy as np
 from ir.affine import affine
 from ir.compute import Compute, Dag
 from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, axes, reads
-from ir.schedule import ComputeAt, Fuse, Pack, Population, Sketch
+from ir.schedule import Block, ComputeAt, Fuse, Pack, Population, Sketch
 from ir.tiling import Column, Tiling
 from ir.transform import apply, constant_stages, unit_axes
-from search.validity import structure, tilings
+from search.validity import NOMINAL, structure, tilings
 
 LINE = 64  # bytes of a cache line
 
@@ -132,6 +132,7 @@ def plan_of(sketch: Sketch) -> Plan:
     constant = frozenset(constant_stages(packed)) | {i.name for i in dag.inputs if i.constant}
     behind = {s.stage: dag.stage(s.consumer) for s in sketch.steps if isinstance(s, Fuse)}
     copies = {(s.stage, s.tensor) for s in sketch.steps if isinstance(s, Pack)}
+    copies |= {(s.stage, f"{s.tensor}.block") for s in sketch.steps if isinstance(s, Block)}
     stages = {
         n: _stage(dag, dag.stage(n), t.vector, behind.get(n), copies) for n, t in tiles.items() if n in dag.tensors
     }
@@ -152,7 +153,7 @@ def _unpacked(sketch: Sketch) -> Dag:
     dag = unit_axes(sketch.dag)
     for step in sketch.steps:
         if not isinstance(step, Pack):
-            dag = apply(dag, step, known, lambda stage, axis: 1)
+            dag = apply(dag, step, known, lambda stage, axis: NOMINAL)
     return dag
 
 
@@ -167,7 +168,7 @@ def _packs(sketch: Sketch, dag: Dag, constant: frozenset[str]) -> Iterator[tuple
 def _stage(dag: Dag, stage: Compute, vector: str, consumer: Compute | None, copies: set[tuple[str, str]]) -> Stage:
     lanes = next((a for a in stage.axes if a.name == vector), None)
     found = tuple(
-        _access(r, dag[r.tensor].shape, lanes, (stage.name, r.tensor) in copies)
+        _access(*_whole(r, dag[r.tensor].shape), lanes, (stage.name, r.tensor) in copies)
         for r in dict.fromkeys(reads(stage.body))
     )
     kinds = _operations(stage.body)
@@ -183,6 +184,15 @@ def _stage(dag: Dag, stage: Compute, vector: str, consumer: Compute | None, copi
         guards=kinds["select"],
         consumer_bytes=sum(np.dtype(r.dtype).itemsize for r in beside),
     )  # fmt: skip
+
+
+def _whole(read: Read, shape: tuple[int, ...]) -> tuple[Read, tuple[int, ...]]:
+    """P.block[k / M, i, k % M]      -->      P.block[i, k]: the same elements, whatever M is."""
+    match read.index:
+        case (Op("floordiv", (Axis() as k, Const())), *rest, Op("mod", (Axis() as again, Const()))) if k == again:
+            return Read(read.tensor, (*rest, k), read.dtype), (*shape[1:-1], shape[0] * shape[-1])
+        case _:
+            return read, shape
 
 
 def _access(read: Read, shape: tuple[int, ...], lanes: Axis | None, packed: bool) -> Access:

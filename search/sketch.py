@@ -15,9 +15,9 @@ from math import prod
 from ir.affine import affine
 from ir.compute import Compute, Dag
 from ir.expr import Axis, Const, Op, Read, axes, dtype_of, reads, walk
-from ir.schedule import CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
+from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
 from ir.target import Target
-from ir.transform import apply, constant_stages, packable, unit_axes
+from ir.transform import apply, blockable, constant_stages, packable, unit_axes
 
 When = Callable[["State", Compute], bool]
 Then = Callable[["State", Compute], Iterable["State"]]
@@ -28,6 +28,7 @@ REGISTER_VECTORS = tuple(range(1, 9))
 MULTIPLIERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REDUCE_TILES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 UNROLLS = (1, 2, 4, 9)
+LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def sketches(dag: Dag, target: Target, rules: tuple[Rule, ...] | None = None) ->
 
 def _visited(new: State, stage: Compute) -> frozenset[str]:
     """The stage is done, and so are the copies that its rule put before it: they were tiled, or need no rule."""
-    copies = {c.name for c in new.dag.computes if c.name.endswith(".pack")}
+    copies = {c.name for c in new.dag.computes if c.name.endswith((".pack", ".block"))}
     return frozenset({stage.name, f"{stage.name}.cache", *copies})
 
 
@@ -152,7 +153,9 @@ def add_write_cache(state: State, stage: Compute) -> Iterable[State]:
 
 def tile(state: State, stage: Compute) -> Iterable[State]:
     for vector in vector_axes(state.dag, stage):
-        yield _tiled(state, stage, vector, _levels(stage, vector), "tile")
+        levels = _levels(stage, vector)
+        for laid in _laid_out(state, stage, levels):
+            yield _tiled(laid, stage, vector, levels, "tile")
 
 
 def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
@@ -161,13 +164,28 @@ def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
     consumer = matched_consumer(state.dag, stage)
     assert consumer is not None
     for vector in vector_axes(state.dag, stage):
-        yield _tiled(
-            state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"),
-            stage,
-            vector,
-            _levels(stage, vector),
-            "tile-and-fuse",
-        )
+        levels = _levels(stage, vector)
+        for laid in _laid_out(state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"), stage, levels):
+            yield _tiled(laid, stage, vector, levels, "tile-and-fuse")
+
+
+def _laid_out(state: State, stage: Compute, structure: str) -> Iterator[State]:
+    """As it is, and with a copied operand in the order of the outer reduction loop: the copy is made anyway."""
+    yield state
+    if structure.count("R") < 2:
+        return
+    for k in stage.reduce:
+        for tensor in dict.fromkeys(r.tensor for r in reads(stage.body)):
+            if k.extent >= LONG_BLOCK and _is_copied(state, tensor) and blockable(stage, tensor, k):
+                yield state.then(Block(stage.name, tensor, k.name), rule="block")
+
+
+def _is_copied(state: State, tensor: str) -> bool:
+    """A stage of its own that is made for one reader at run time, such as a padded image."""
+    stage = state.dag.tensors.get(tensor)
+    if not isinstance(stage, Compute) or stage.reduce or tensor in state.dag.outputs:
+        return False
+    return tensor not in constant_stages(state.dag) and len(state.dag.consumers(tensor)) == 1
 
 
 def _levels(stage: Compute, vector: str) -> str:
@@ -239,7 +257,9 @@ def _host(state: State, stage: Compute) -> str:
     consumers = dag.consumers(stage.name)
     if stage.name in dag.outputs or not consumers or _is_fused(state, stage):
         return ""
-    if any(isinstance(s, Fuse) and s.stage == stage.name for s in state.sketch.steps) or stage.name.endswith(".pack"):
+    if any(isinstance(s, Fuse) and s.stage == stage.name for s in state.sketch.steps):
+        return ""
+    if stage.name.endswith((".pack", ".block")):
         return ""
     root = consumers[-1].name
     while (further := _host_of(state, root)) is not None:

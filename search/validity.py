@@ -26,6 +26,7 @@ SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of 
 MOST_STATEMENTS = 128  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
+NOMINAL = 16  # size of a packed or blocked tile where any size shows the same structure
 
 Columns = Column  # an array with one entry a program, or one number for all of them
 
@@ -36,7 +37,7 @@ def structure(sketch: Sketch) -> tuple[Dag, dict[str, Tile]]:
     known = {h.name: h.options[0] for h in sketch.holes}
     dag = unit_axes(sketch.dag)
     for step in sketch.steps:
-        dag = apply(dag, step, known, lambda stage, axis: 16)
+        dag = apply(dag, step, known, lambda stage, axis: NOMINAL)
     return dag, {s.stage: s for s in sketch.steps if isinstance(s, Tile)}
 
 

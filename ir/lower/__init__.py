@@ -36,13 +36,14 @@ def lower(program: Program) -> Lowered:
     dag = unit_axes(program.sketch.dag)
     tiles = {s.stage: s for s in steps if isinstance(s, Tile)}
 
-    def innermost(stage: str, axis: str) -> int:
+    def tile(stage: str, axis: str) -> int:
         s = dag.stage(stage)
-        a = next(x for x in s.space if x.name == axis)
-        return int(tiling(s, tiles[stage], values.get).register(a))
+        a = next(x for x in s.axes if x.name == axis)
+        t = tiling(s, tiles[stage], values.get)
+        return int(t.register(a) if a in s.space else t.sizes[a][0])
 
     for step in steps:
-        dag = apply(dag, step, values, innermost)
+        dag = apply(dag, step, values, tile)
     dag, prepare = hoist(dag)
     return Lowered(Builder(dag, program, tiles).nest(), prepare)
 

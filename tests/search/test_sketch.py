@@ -10,13 +10,14 @@ import pytest
 
 from ir.compute import MAX, MIN, Compute, Dag, Input
 from ir.expr import Axis, Const, Expr, Read, all_of, call, eq, lt, select
-from ir.schedule import CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
+from ir.schedule import Block, CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
 from ir.target import Target
 from search.sketch import CPU, Rule, State, sketches, skip
 
 FOUR = Target(threads=4)
 FUSED_ONCE = "the consumer reads the accumulators themselves, so that Ansor's two fusion levels are one program"
 NO_PLAIN = "a consumer that can be fused always is: unfused, the tile crosses memory twice"
+BLOCKED = "a padded image is copied anyway: it may as well lie in the order of the outer reduction loop"
 LANES = "Ansor's inner rfactor is a plain nest with lanes on the reduction, held in registers"
 
 
@@ -109,7 +110,7 @@ CASES = {
     "matmul 512":      Conformance(matmul(512, 512, 512), 3, 2, FUSED_ONCE),
     "matmul 8x8x512":  Conformance(matmul(8, 8, 512),     5, 4, f"{FUSED_ONCE}; {LANES}"),
     "two matmuls":     Conformance(two_matmuls(),         9, 4, FUSED_ONCE),
-    "conv bn relu":    Conformance(conv_bn_relu(),        3, 1, f"{FUSED_ONCE}; {NO_PLAIN}"),
+    "conv bn relu":    Conformance(conv_bn_relu(),        3, 2, f"{FUSED_ONCE}; {NO_PLAIN}; {BLOCKED}"),
     "max pool":        Conformance(max_pool(),            1, 1),
     "row min":         Conformance(row_min(),             3, 2, LANES),
     "softmax":         Conformance(softmax(),             9, 4, LANES),
@@ -130,10 +131,19 @@ def kinds(sketch: Sketch) -> list[str]:
 
 
 def test_epilogue_is_inlined_and_fused() -> None:
-    [found] = sketches(conv_bn_relu(), FOUR)
-    assert [s.stage for s in found.steps if isinstance(s, Inline)] == ["shift", "scale"]
-    assert [(s.stage, s.consumer) for s in found.steps if isinstance(s, Fuse)] == [("conv", "relu")]
-    assert [(s.tensor, s.axis) for s in found.steps if isinstance(s, Pack)] == [("W", "o")]
+    for found in sketches(conv_bn_relu(), FOUR):
+        assert [s.stage for s in found.steps if isinstance(s, Inline)][:2] == ["shift", "scale"]
+        assert [(s.stage, s.consumer) for s in found.steps if isinstance(s, Fuse)] == [("conv", "relu")]
+        assert [(s.tensor, s.axis) for s in found.steps if isinstance(s, Pack)] == [("W", "o")]
+
+
+def test_a_padded_image_may_lie_in_the_order_of_the_outer_reduction() -> None:
+    """The padding itself moves into the copy; operands that are read where they lie are not copied for it."""
+    plain, blocked = sketches(conv_bn_relu(), FOUR)
+    assert "Block" not in kinds(plain)
+    assert [(s.stage, s.tensor, s.axis) for s in blocked.steps if isinstance(s, Block)] == [("conv", "pad", "r")]
+    assert "pad" in [s.stage for s in blocked.steps if isinstance(s, Inline)]
+    assert not any("Block" in kinds(s) for s in sketches(matmul(512, 512, 512), FOUR))
 
 
 def test_matmul_without_consumer_gets_a_write_cache() -> None:
