@@ -30,6 +30,8 @@ class Kernel:
     prepare:   for a constant whose layout the program chose: a DAG from the workload's constant inputs to it, by
                argument name. A constant argument that is not in here is the workload's input as it stands.
     workspace_bytes: scratch the caller provides, 64-byte aligned, shared by the kernel's threads
+    inplace:   (output, input): the two may point to the same memory, and the input's value is lost. One input for an
+               output, unless they all are one value; every other pointer that is written overlaps none.
     """
 
     key: str
@@ -39,3 +41,4 @@ class Kernel:
     prepare: tuple[tuple[str, Dag], ...] = ()
     workspace_bytes: int = 0
     language: str = "c"
+    inplace: tuple[tuple[str, str], ...] = ()

@@ -42,7 +42,10 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A value in the arena: where, and from which step to which it is alive."""
+    """A value in the arena: where, and from which step to which it is alive.
+
+    Of two at one offset the second may begin in the step in which the first ends: it is written in its place.
+    """
 
     name: str
     offset: int

@@ -232,6 +232,11 @@ def _check_kernel(call: Call, where: str) -> None:
         raise NetworkError(f"{where}: kernel {k.key!r} has no C name but {k.entry!r}")
     if len(call.arguments) != len(k.arguments):
         raise NetworkError(f"{where}: {len(call.arguments)} values for the {len(k.arguments)} pointers of {k.key!r}")
+    roles = {(a.name, a.role == "output"): a for a in k.arguments if a.role != "constant"}
+    for o, i in k.inplace:
+        made, read = roles.get((o, True)), roles.get((i, False))
+        if made is None or read is None or extent(made) != extent(read):
+            raise NetworkError(f"{where}: kernel {k.key!r} cannot write {o!r} in the place of {i!r}")
 
 
 def _check_sources(network: Network, call: Call, where: str) -> None:

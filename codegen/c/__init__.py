@@ -6,7 +6,7 @@ code every distinct address is computed once and every element loaded once. What
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from codegen.c.emitter import Emitter
 from codegen.c.scalar import CTYPE
 from codegen.kernel import Argument, Kernel
 from ir.compute import Dag
+from ir.inplace import inplace
 from ir.loop import Buffer, Nest
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
@@ -32,8 +33,9 @@ def kernel(
     roles += [(b, "output") for b in nest.outputs]
     arguments = tuple(Argument(b.name, b.shape, b.dtype, role) for b, role in roles)  # type: ignore[arg-type]
     streams = {b.name: ahead(b) for b in nest.inputs if b.name in dict(prepare) and 4 * prod(b.shape) >= STREAM_BYTES}
-    source, workspace = emit(nest, entry, streams)
-    return Kernel(key, entry, source, arguments, prepare, workspace)
+    shared = tuple((o, i) for o, i in inplace(nest) if i not in constants)
+    source, workspace = emit(nest, entry, streams, {name for pair in shared for name in pair})
+    return Kernel(key, entry, source, arguments, prepare, workspace, inplace=shared)
 
 
 def ahead(b: Buffer) -> int:
@@ -46,15 +48,19 @@ def ahead(b: Buffer) -> int:
     return panel if 4 * panel <= PANEL_BYTES else 2048
 
 
-def emit(nest: Nest, entry: str = "kernel", streams: Mapping[str, int] | None = None) -> tuple[str, int]:
+def emit(
+    nest: Nest, entry: str = "kernel", streams: Mapping[str, int] | None = None, shared: Collection[str] = ()
+) -> tuple[str, int]:
     """C text of `void entry(void *const *arguments, void *workspace)` and the bytes of workspace it wants.
 
-    streams: inputs that no cache holds beforehand -> elements to fetch ahead.
+    streams: inputs that no cache holds beforehand -> elements to fetch ahead. shared: arguments that may lie in the
+    memory of another. They are not `restrict`: the compiler keeps the order of their loads and stores.
     """
     e = Emitter(streams=streams or {})
     for i, b in enumerate((*nest.inputs, *nest.outputs)):
         const = "const " if i < len(nest.inputs) else ""
         name = e.declare(b.name, b.shape, b.dtype, "argument")
-        e.line(f"{const}{CTYPE[b.dtype]} *restrict {name} = arguments[{i}];")
+        restrict = "" if b.name in shared else "restrict "
+        e.line(f"{const}{CTYPE[b.dtype]} *{restrict}{name} = arguments[{i}];")
     e.block(nest.body)
     return f"void {entry}(void *const *arguments, void *workspace) {{\n{e.text()}}}\n", e.workspace

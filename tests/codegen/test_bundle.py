@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from codegen.bundle.constants import constants, layout, pack
 from codegen.bundle.export import BundleError, export, read_manifest, read_weights
 from codegen.bundle.library import BuildError, build
 from codegen.bundle.manifest import parse, text
-from codegen.bundle.memory import ALIGN, MemoryPlan, plan
+from codegen.bundle.memory import ALIGN, MemoryPlan, check_plan, plan
 from codegen.bundle.network import Call, Choice, Indices, Network, NetworkError
 from codegen.bundle.source import emit
 from codegen.kernel import Argument, Kernel
@@ -28,7 +30,7 @@ from codegen.toolchain import Compiler, ToolchainError, find_compiler
 from ir.compute import Dag
 from ir.dsl import compute, dag, placeholder
 from ir.target import Target
-from tests.codegen.networks import add, chain, diamond, diamond_meaning, double, toy, value
+from tests.codegen.networks import Toy, add, chain, diamond, diamond_meaning, double, toy, value
 
 TARGET = Target(vector_bytes=16, vector_registers=16)
 
@@ -76,6 +78,14 @@ def preparing() -> Kernel:
         ({"calls": (Call(preparing(), ("w", "q"), {"w": "w"}), *CALLS)}, "exactly when the kernel does not prepare"),
         ({"calls": (Call(replace(PACKING, language="cuda"), ("w", "q")), *CALLS)}, "written in cuda"),
         ({"calls": (Call(replace(PACKING, entry="a b"), ("w", "q")), *CALLS)}, "no C name but 'a b'"),
+        (
+            {"calls": (Call(replace(PACKING, inplace=(("y", "w.pack"),)), ("w", "q")), *CALLS)},
+            "'y' in the place of 'w.p",
+        ),
+        (
+            {"calls": (replace(CALLS[0], kernel=replace(CALLS[0].kernel, inplace=(("a", "out0"),))), *CALLS[1:])},
+            "'a' in the",
+        ),
         ({"calls": (replace(CALLS[0], indices=(Indices("x", 0, 1),)), *CALLS[1:])}, "indices 'x' are no integers"),
     ],
 )
@@ -102,7 +112,9 @@ def test_a_call_is_bound_by_the_names_of_its_tensors() -> None:
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Calls that read anything made before: inputs, constants, aliases of aliases, several outputs, empty values."""
+    """Calls that read anything made before: inputs, constants, aliases of aliases, several outputs, empty values.
+
+    A kernel may write in the place of any input of an output's size."""
     sizes: dict[str, int] = {}
     aliases: dict[str, str] = {}
     size = st.sampled_from([0, 1, 16, 63, 64, 65, 100, 256])
@@ -119,7 +131,9 @@ def networks(draw: st.DrawFn) -> Network:
         writes = [new(f"v{i}.{j}") for j in range(draw(st.integers(1, 2)))]
         pointers = [Argument(f"{n}{k}", (sizes[n],), "uint8", "input") for k, n in enumerate(reads)]
         pointers += [Argument(n, (sizes[n],), "uint8", "output") for n in writes]
-        kernel = Kernel(f"k{i}", "k", "", tuple(pointers), (), draw(st.sampled_from([0, 1, 64, 130])))
+        alike = [(n, f"{r}{k}") for n in writes for k, r in enumerate(reads) if sizes[n] == sizes[r]]
+        pairs = tuple(p for p in alike if draw(st.booleans()))
+        kernel = Kernel(f"k{i}", "k", "", tuple(pointers), (), draw(st.sampled_from([0, 1, 64, 130])), inplace=pairs)
         calls.append(Call(kernel, (*reads, *writes)))
         if draw(st.booleans()):
             of = draw(st.sampled_from([*sizes]))
@@ -135,7 +149,9 @@ def networks(draw: st.DrawFn) -> Network:
 
 
 def simulate(network: Network, memory: MemoryPlan) -> None:
-    """Run with bytes that say whose they are: a call sees what was written, during the call and before it."""
+    """Run with bytes that say whose they are: a call sees what was written, during the call and before it.
+
+    After it, only what it wrote over with the kernel's leave may be gone, and nobody may ask for that again."""
     arena = np.zeros(memory.arena_bytes, np.uint8)
     outputs = [np.zeros(v.shape, np.uint8) for v in network.outputs]
     made = {n: i + 1 for i, n in enumerate(n for c in network.calls for n in c.writes)}
@@ -157,8 +173,10 @@ def simulate(network: Network, memory: MemoryPlan) -> None:
         for name in call.writes:
             assert memory.places[name].base != "arena" or memory.places[name].at % ALIGN == 0
             bytes_of(name)[:] = made[name]
+        gone = {memory.inplace[n] for n in call.writes if n in memory.inplace}
         for name in (*call.reads, *call.writes):
-            check(name)
+            if network.root(name) not in gone:
+                check(name)
     for copy in memory.copies:
         if copy.value in made:
             check(copy.value)
@@ -176,7 +194,8 @@ def test_no_value_is_overwritten_while_it_is_alive(network: Network) -> None:
     for i, a in enumerate(memory.buffers):
         for b in memory.buffers[:i]:
             x, y = memory.places[a.name].at, memory.places[b.name].at
-            assert not a.meets(b) or x + a.bytes <= y or y + b.bytes <= x or 0 in (a.bytes, b.bytes)
+            apart = x + a.bytes <= y or y + b.bytes <= x or 0 in (a.bytes, b.bytes)
+            assert not a.meets(b) or apart or (memory.inplace[a.name] == b.name and x == y and b.last == a.first)
 
 
 def test_the_simulation_sees_an_overlap() -> None:
@@ -185,6 +204,142 @@ def test_the_simulation_sees_an_overlap() -> None:
     places = {n: replace(p, at=0) if p.base == "arena" else p for n, p in memory.places.items()}
     with pytest.raises(AssertionError):
         simulate(network, replace(memory, places=places))
+
+
+def test_a_plan_in_which_values_overlap_is_refused() -> None:
+    """Every overlap, and every place that is none."""
+    network = residual()
+    good = plan(network)
+    assert good.inplace == {"sum": "skip"} and good.peak_bytes == 128
+    arena = [n for n, p in good.places.items() if p.base == "arena"]
+    assert arena == ["skip", "left", "sum"]
+    for name, at, message in (
+        ("left", 0, "call 1 .*: 'skip' and 'left' lie in the same memory"),
+        ("sum", 64, "call 2 .*: 'left' and 'sum' lie in the same memory"),
+        ("skip", 128, "'skip' does not lie in the arena, at 128 of 128"),
+        ("left", -64, "'left' does not lie in the arena"),
+        ("left", 68, "'left' does not lie in the arena"),
+    ):
+        moved = good.places | {name: replace(good.places[name], at=at)}
+        with pytest.raises(NetworkError, match=message):
+            check_plan(network, replace(good, places=moved))
+    for places, message in (
+        ({n: p for n, p in good.places.items() if n != "sum"}, "'sum' has no memory"),
+        (good.places | {"left": good.places["x"]}, "'left' has no memory"),
+        (good.places | {"y": good.places["sum"]}, "'y' has no memory"),
+        (good.places | {"left": good.places["y"]}, "'left' and 'y' are written to one output"),
+    ):
+        with pytest.raises(NetworkError, match=message):
+            check_plan(network, replace(good, places=places))
+    plain = replace(network, calls=tuple(replace(c, kernel=replace(c.kernel, inplace=())) for c in network.calls))
+    with pytest.raises(NetworkError, match=r"call 2 .*: 'skip' and 'sum' lie in the same memory"):
+        check_plan(plain, good)
+
+
+# ---------------------------------------------------------------------------------------------- in place
+
+
+def plus_in_place(*pairs: str, shape: tuple[int, ...] = (16,)) -> Toy:
+    """out0 = a + b, in the place of `pairs`."""
+    made = add(shape)
+    return replace(made, kernel=replace(made.kernel, inplace=tuple(("out0", p) for p in pairs)))
+
+
+def residual(*, inputs: tuple[str, ...] = ("x",), outputs: tuple[str, ...] = ("y",), more: tuple[Call, ...] = (),
+             names: tuple[str, str] = ("skip", "left"), constants: tuple[str, ...] = (),
+             aliases: Mapping[str, str] | None = None, pairs: tuple[str, ...] = ("a",)) -> Network:  # fmt: skip
+    """x -> skip -> left; sum = skip + left; y = 2 sum; each of 64 bytes."""
+    d, p = double((16,)), plus_in_place(*pairs)
+    made = {*inputs, *constants}
+    calls = [d(a, b) for a, b in (("x", "skip"), ("skip", "left")) if b not in made]
+    calls += [p(*names, "sum"), *more, d("sum", "y")]
+    return Network(
+        tuple(value(n, (16,)) for n in inputs), tuple(value(n, (16,)) for n in outputs), tuple(calls),
+        {n: np.ones(16, "float32") for n in constants}, aliases or {},
+    )  # fmt: skip
+
+
+def test_a_residual_is_added_in_place() -> None:
+    memory = plan(residual())
+    assert memory.places["sum"] == memory.places["skip"]
+    assert memory.peak_bytes == memory.lower_bound_bytes == 128
+    assert plan(residual(pairs=())).peak_bytes == 192
+    manifest = emit(residual(), TARGET).manifest
+    assert [(s.name, s.offset, s.first, s.last) for s in manifest.slices] == [
+        ("skip", 0, 0, 2), ("left", 64, 1, 2), ("sum", 0, 2, 3),
+    ]  # fmt: skip
+    assert manifest.arena.bytes == 128 and parse(text(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"pairs": ()}, {}),
+        ({"pairs": ("b",)}, {"sum": "left"}),
+        ({"pairs": ("a", "b")}, {"sum": "skip"}),
+        ({"names": ("seen", "left"), "aliases": {"seen": "skip"}}, {"sum": "skip"}),
+        ({"more": (double((16,))("skip", "late"),)}, {}),
+        ({"more": (double((16,))("seen", "late"),), "aliases": {"seen": "skip"}}, {}),
+        ({"more": (double((16,))("left", "late"),), "pairs": ("a", "b")}, {"sum": "skip"}),
+        ({"more": (double((16,))("skip", "late"),), "pairs": ("a", "b")}, {"sum": "left"}),
+        ({"inputs": ("x", "skip")}, {}),
+        ({"inputs": ("x",), "names": ("x", "left")}, {}),
+        ({"constants": ("skip",)}, {}),
+        ({"outputs": ("y", "skip")}, {}),
+        ({"outputs": ("y", "seen"), "aliases": {"seen": "skip"}}, {}),
+        ({"outputs": ("y", "sum")}, {}),
+        ({"names": ("left", "left"), "pairs": ("a",)}, {}),
+        ({"names": ("left", "left"), "pairs": ("b",)}, {}),
+        ({"names": ("left", "left"), "pairs": ("a", "b")}, {"sum": "left"}),
+        ({"names": ("seen", "left"), "aliases": {"seen": "left"}}, {}),
+        ({"names": ("seen", "left"), "aliases": {"seen": "left"}, "pairs": ("a", "b")}, {"sum": "left"}),
+    ],
+)
+def test_only_a_dead_value_is_written_over(changes: dict[str, Any], found: dict[str, str]) -> None:
+    """Not what is read later, under whatever name, nor what is the caller's, nor what the kernel reads elsewhere."""
+    network = residual(**changes)
+    memory = plan(network)
+    simulate(network, memory)
+    assert memory.inplace == found
+
+
+def test_what_is_checked_as_an_index_is_not_written_over() -> None:
+    both = toy("a[i] + b[i]", (16,), ["int32"] * 2, "int32")
+    kernel = replace(both.kernel, inplace=(("out0", "a"),))
+    one = toy("a[i] + 1", (16,), ["int32"], "int32")
+    for indices, found in ((), {"sum": "skip"}), ((Indices("skip", 0, 9),), {}):
+        call = Call(kernel, ("skip", "x", "sum"), indices=indices)
+        numbers = value("x", (16,), "int32"), value("y", (16,), "int32")
+        assert plan(Network((numbers[0],), (numbers[1],), (one("x", "skip"), call, one("sum", "y")))).inplace == found
+
+
+def test_two_outputs_take_two_inputs_and_never_one() -> None:
+    both = toy(["a[i] + b[i]", "a[i] - b[i]"], (16,), ["float32"] * 2)
+    d, plus = double((16,)), add((16,))
+
+    def inplace(pairs: tuple[tuple[str, str], ...], *names: str) -> Mapping[str, str]:
+        calls = (
+            d("x", "p"), d("x", "q"), replace(both, kernel=replace(both.kernel, inplace=pairs))(*names), plus("v", "w", "y")
+        )  # fmt: skip
+        memory = plan(Network((value("x", (16,)),), (value("y", (16,)),), calls))
+        assert memory.peak_bytes == memory.lower_bound_bytes == 64 * (len({*names}) - len(memory.inplace))
+        return memory.inplace
+
+    assert inplace((("out0", "a"), ("out1", "b")), "p", "q", "v", "w") == {"v": "p", "w": "q"}
+    assert inplace((("out0", "b"), ("out1", "a")), "p", "q", "v", "w") == {"v": "q", "w": "p"}
+    assert inplace((("out0", "a"), ("out1", "b")), "q", "q", "v", "w") == {}
+    assert inplace((("out0", "a"), ("out1", "a")), "p", "q", "v", "w") == {"v": "p"}
+
+
+def test_a_chain_in_place_needs_one_buffer() -> None:
+    step = toy("a[i] + 1", (16,), ["float32"])
+    step = replace(step, kernel=replace(step.kernel, inplace=(("out0", "a"),)))
+    names = ["x", *(f"v{i}" for i in range(9)), "y"]
+    memory = plan(Network((value("x", (16,)),), (value("y", (16,)),), tuple(step(a, b) for a, b in pairwise(names))))
+    assert memory.peak_bytes == memory.lower_bound_bytes == 64 and len(memory.inplace) == 8
+
+
+# ---------------------------------------------------------------------------------------------- memory again
 
 
 def test_a_chain_needs_two_buffers_whatever_its_length() -> None:
