@@ -527,8 +527,10 @@ def work(folder: str, memory: Memory) -> None:
     child = Child(batch, memory)
     child.open_harness()  # its kernel runs once, so whatever a harness can do wrong it does here
     visit(child, say)
-    done = 0
+    done, parent = 0, os.getppid()
     for index, job in enumerate(batch.jobs):
+        if os.getppid() != parent:  # it is dead, and nobody will read what we find
+            sys.exit(0)
         if not claim(folder, index):
             continue
         say("start", index, child.limit())

@@ -4,6 +4,9 @@ The store remembers, Prefect does not: nothing is cached or persisted, and a flo
 next step follows from the store. A task carries a whole round: a call costs 5 to 10 ms, so a candidate of its own would
 cost more than measuring it. `opaque`: Prefect would walk thousands of proposals looking for futures.
 
+A tag only where somebody may want to limit it: before each call of a task with tags, Prefect asks the server for their
+limits, which costs more than the rest of the call (40 ms of CPU in client and server, against 16).
+
 No timeouts: Prefect cannot stop native code. The limits of the compiler and of the kernels kill what hangs
 (`codegen.toolchain.build`, `codegen.runner.Settings`).
 
@@ -27,12 +30,12 @@ Verb = Callable[..., Any]
 RETRY_SECONDS = 5.0
 
 
-def lift(verb: Verb, name: str, run_name: str, tags: list[str], retries: int = 0) -> Verb:
+def lift(verb: Verb, name: str, run_name: str, tags: tuple[str, ...] = (), retries: int = 0) -> Verb:
     """verb(session, turn)      -->      the same as a Prefect task, run in the same process and thread"""
     lifted = task(
         name=name,
         task_run_name=run_name,
-        tags=tags,
+        tags=list(tags) or None,
         retries=retries,
         retry_delay_seconds=RETRY_SECONDS,
         cache_policy=NO_CACHE,
@@ -41,11 +44,10 @@ def lift(verb: Verb, name: str, run_name: str, tags: list[str], retries: int = 0
     return lambda *arguments: lifted(*map(opaque, arguments))
 
 
-# The tags say what a task keeps busy.
 propose, build, measure, record, confirm = (
-    lift(session.propose_turn, "propose", "propose {turn.lane.workload.name}", ["search"]),
-    lift(session.build_turn,   "build",   "build {turn.lane.workload.name}",   ["compiler"], retries=1),
-    lift(session.measure_turn, "measure", "measure {turn.lane.workload.name}", ["hardware"], retries=1),
-    lift(session.record_turn,  "record",  "record {turn.lane.workload.name}",  ["store"]),
-    lift(session.confirm,      "confirm", "confirm {lane.workload.name}",      ["compiler", "hardware", "store"]),
+    lift(session.propose_turn, "propose", "propose {turn.lane.workload.name}"),
+    lift(session.build_turn,   "build",   "build {turn.lane.workload.name}",   retries=1),
+    lift(session.measure_turn, "measure", "measure {turn.lane.workload.name}", ("hardware",), retries=1),
+    lift(session.record_turn,  "record",  "record {turn.lane.workload.name}"),
+    lift(session.confirm,      "confirm", "confirm {lane.workload.name}",      ("hardware",)),
 )  # fmt: skip

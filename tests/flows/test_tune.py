@@ -233,6 +233,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+def outlive(family: Sequence[int], seconds: float) -> list[int]:
+    """Those that are still there after so long."""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, family)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [pid for pid in family if alive(pid)]
+
+
 def kill(process: subprocess.Popen[str], seconds: float) -> Sequence[int]:
     """As a power cut would, after so long; the processes that it had."""
     time.sleep(seconds)
@@ -256,10 +264,54 @@ def test_a_killed_tuning_goes_on_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert report["state"] == "finished" and report["trials"] == 130
     check_store(store)
     assert len(rows(store, "SELECT DISTINCT key FROM runs")) == 1, "the killed run was continued"
-    deadline = time.monotonic() + 20
-    while any(map(alive, family)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in family if alive(pid)]
+    assert not outlive(family, 20.0)
+
+
+def measured(store: Path) -> list[dict[str, Any]]:
+    return rows(store, "SELECT * FROM measurements WHERE NOT confirmed ORDER BY created")
+
+
+def has_a_round(store: Path) -> bool:
+    seeds = (store / name / "seed.parquet" for name in TABLES)
+    return all(seed.is_file() for seed in seeds) and bool(rows(store, "SELECT run FROM rounds"))
+
+
+def kill_in_mid_run(process: subprocess.Popen[str], store: Path, seconds: float) -> tuple[Sequence[int], str]:
+    """Killed when a round is in the store; the processes that it had, and their command lines."""
+    deadline = time.monotonic() + seconds
+    while not has_a_round(store):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no round within {seconds:.0f} s"
+        time.sleep(0.2)
+    process.send_signal(signal.SIGSTOP)  # so that it starts no child while we look
+    family = descendants(process.pid)
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family if alive(pid)]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return family, " ".join(lines).replace("\0", " ")
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+@pytest.mark.compiler
+def test_a_killed_flow_goes_on_under_its_key_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Prefect forgets it with its server; the store does not. The second one starts while the first one's are dying."""
+    store, words = tmp_path / "store", ("--trials", "64", "--seed", "9", "--no-early-stop")
+    family, lines = kill_in_mid_run(command(store, LONGER, *words), store, 240.0)
+    assert "prefect server start" in lines and "child.py" in lines, "there was something to leave behind"
+    before = measured(store)
+    second = command(store, LONGER, *words)
+    try:
+        assert not outlive(family, 30.0)
+        out, errors = second.communicate(timeout=300)
+    finally:
+        second.kill()
+    assert second.returncode == 0, errors
+    report, after = json.loads(out), measured(store)
+    assert report["state"] == "finished" and report["trials"] == len(after) == 64
+    assert 0 < len(before) < 64 and after[: len(before)] == before
+    assert {row["run"] for row in after} == {report["run"]} and len(rows(store, "SELECT DISTINCT key FROM runs")) == 1
+    check_store(store)
 
 
 @pytest.mark.slow
