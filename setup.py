@@ -12,7 +12,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOMS = ("flows", "tasks", "search", "codegen", "data", "ir")
-PACKAGES = find_packages(include=["tilewright", *(f"{room}{tail}" for room in ROOMS for tail in ("", ".*"))])
+PACKAGES = find_packages(include=[f"{room}{tail}" for room in ("tilewright", *ROOMS) for tail in ("", ".*")])
 SHIPPED = ["py.typed", "**/*.sql", "**/*.h", "**/*.c", "**/*.cu", "**/*.cuh", "**/*.json"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import selectors
 import shutil
 import signal
@@ -141,7 +142,8 @@ class Worker:
             )
         finally:
             os.close(theirs)
-        self.usage = 0  # peak resident bytes, known when it is gone
+        self.usage = 0  # peak resident bytes, known when it is gone; its life begins with the peak of ours
+        self.inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.silent = False  # killed because it gave no sign of life
 
     def give(self, folder: Path) -> None:
@@ -266,7 +268,7 @@ class Runner:
         plan = [i for _ in range(rounds) for i in rng.sample(order, len(order))]
         jobs = [_job(b, case) for b in binaries]
         protocol = limits(self.settings, self.target)
-        longer = replace(protocol, budget_seconds=seconds, most_samples=1 << 20, cold_samples=0)
+        longer = replace(protocol, budget_seconds=seconds, patience=1.0, most_samples=1 << 20, cold_samples=0)
         reports = self._run([jobs[i] for i in plan], None, longer, far_bytes, workers=1).reports
         of = [[reports[at] for at, i in enumerate(plan) if i == n] for n in order]
         return [_confirmed(b, found) for b, found in zip(binaries, of, strict=True)]
@@ -450,7 +452,7 @@ def _death(w: Worker, limit: float, s: Settings) -> Failure:
         return Failure("timeout", f"killed after {limit:.1f} s in one call{told}")
     if w.silent:
         return Failure("timeout", f"killed: no sign of life for {s.grace_seconds:.0f} s{told}")
-    if w.usage >= 0.9 * s.memory_bytes or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
+    if w.usage > max(0.9 * s.memory_bytes, w.inherited) or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
         return Failure("memory", f"used {w.usage >> 20} MiB of the {s.memory_bytes >> 20} MiB allowed{told}")
     if code < 0:
         return Failure("crash", f"{signal.Signals(-code).name}{told}")

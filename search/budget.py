@@ -103,6 +103,16 @@ def next_round(workloads: Sequence[Progress], trials_left: int, policy: Policy =
     return Grant(chosen.key, _batch(chosen, trials_left, 1, _size(workloads, False, policy)), gains[chosen.key])
 
 
+def round_robin(workloads: Sequence[Progress], trials_left: int, policy: Policy = Policy()) -> Grant | None:
+    """The control of `next_round`: as many rounds for one workload as for another, whatever they may gain."""
+    open_ones = [p for p in workloads if not verdict(p, policy)]
+    if not open_ones or trials_left <= 0:
+        return None
+    chosen = min(open_ones, key=lambda p: (len(p.best), -p.weight, p.key))
+    cold = sum(not p.best for p in open_ones)
+    return Grant(chosen.key, _batch(chosen, trials_left, cold or 1, _size(workloads, cold > 0, policy)), None)
+
+
 def verdict(p: Progress, policy: Policy = Policy()) -> Verdict:
     """Is there a reason to stop? "exhausted", "failing", "settled", or "" for none."""
     if p.space_left is not None and p.space_left <= 0:

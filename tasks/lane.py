@@ -26,6 +26,8 @@ from tasks.build import build_batch
 from tasks.deploy import guess
 from tasks.workbench import Workbench
 
+HEATS = ((2, 1.0), (3, 0.4))  # of the finalists' round: rounds, and the share of the finalists that runs in them
+FEWEST = 4  # finalists that run to the end
 PROMISING = 1.3  # times the fastest of the batch: what deserves a second look
 CHECK_SEED = 20240  # inputs of the oracle's case: the same for every program of a workload
 
@@ -206,9 +208,23 @@ def finalists(lane: Lane, bench: Workbench, n: int, seconds: float) -> list[tupl
     ready = [(p, b) for p, b in zip(proposals, built, strict=True) if isinstance(b, Binary)]
     if lane.case is None:
         lane.case = bench.oracle.case(lane.workload.dag, CHECK_SEED)
-    timings = bench.runner.confirm([b for _, b in ready], lane.case, seconds=seconds, far_bytes=lane.far_bytes)
-    pairs = [(p, t) for (p, _), t in zip(ready, timings, strict=True) if t.verified]
+    found = {p.key: (p, b, Timing(p.key)) for p, b in ready}
+    for number, (rounds, share) in enumerate(HEATS):
+        running = sorted(found.values(), key=lambda x: middle(x[2]))[: max(round(share * len(found)), FEWEST)]
+        timings = bench.runner.confirm(
+            [b for _, b, _ in running], lane.case, rounds, seconds, seed=number, far_bytes=lane.far_bytes
+        )
+        found |= {p.key: (p, b, _joined(t, new)) for (p, b, t), new in zip(running, timings, strict=True)}
+    pairs = [(p, t) for p, _, t in found.values() if t.verified and len(t.warm) == sum(r for r, _ in HEATS)]
     return sorted(pairs, key=lambda x: middle(x[1]))
+
+
+def _joined(one: Timing, other: Timing) -> Timing:
+    """The rounds of two heats; a failure in either stays."""
+    if other.failure is not None or not one.warm:
+        return other
+    seconds = one.measure_seconds + other.measure_seconds
+    return replace(other, warm=(*one.warm, *other.warm), measure_seconds=seconds)
 
 
 def middle(timing: Timing) -> float:

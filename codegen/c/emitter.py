@@ -22,15 +22,20 @@ class Emitter(Vectors):
     """Writes a nest, statement by statement. `workspace`: bytes it wants from the caller."""
 
     parallel_depth: int = 0
+    together: int = 0  # loops that are still to come under one `collapse`
     writes: dict[int, frozenset[str]] = field(default_factory=dict)  # block, by identity -> buffers it writes
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         """A C block: what is remembered inside it is forgotten behind it."""
-        pointers, loads, stored = dict(self.pointers), self.loads, self.stored
+        loads, stored, anchors = self.loads, self.stored, len(self.anchors)
         self.loads = {}
         self.stored = self.stored_in(body)
+        if not self.anchors:
+            self.written = frozenset(self.buffers[b].name for b in self.stored if b in self.buffers)
+            self.anchor()
         self.straight(body)
-        self.pointers, self.loads, self.stored = pointers, loads, stored
+        self.loads, self.stored = loads, stored
+        del self.anchors[anchors:]
 
     def stored_in(self, body: tuple[Stmt, ...]) -> frozenset[str]:
         """Buffers that a block writes, in whatever depth."""
@@ -74,6 +79,8 @@ class Emitter(Vectors):
             self.workspace += -(-_bytes(a) // 64) * 64
         elif a.scope == "stack":
             self.line(f"{ctype} {name}[{max(prod(a.shape), 1)}] __attribute__((aligned(64)));")
+            self.homes[name] = len(self.anchors)
+            self.anchor()
         else:
             vector = a.shape[-1] > 1
             kind = f"v{a.shape[-1]}f" if vector else ctype
@@ -99,16 +106,49 @@ class Emitter(Vectors):
         self.depth -= 1
 
     def loop(self, s: For) -> None:
-        if s.kind == "parallel" and self.parallel_depth == 0:
-            together = _collapsible(s)
-            clause = f" collapse({together})" if together > 1 else ""
+        n = self.trips(s.extent)
+        parallel = s.kind == "parallel"
+        if parallel and self.parallel_depth == 0:
+            self.together = _collapsible(s)
+            clause = f" collapse({self.together})" if self.together > 1 else ""
             self.line(f"#pragma omp parallel for{clause} schedule(static)")
+        self.together -= parallel and self.together > 0
+        grouped = self.together > 0  # nothing may stand between loops that are collapsed
+        before: list[str] = []
+        self.lines.append(before)
+        head = len(self.lines)
+        self.line("for")
         var = self.axis(s.var)
-        self.line(f"for (int64_t {var} = 0; {var} < {self.scalar(s.extent)}; {var}++) {{")
-        self.parallel_depth += s.kind == "parallel"
-        self.nested(s.body)
-        self.parallel_depth -= s.kind == "parallel"
+        self.used.discard(s.var)
+        self.levels[s.var] = len(self.anchors)
+        self.parallel_depth += parallel
+        self.depth += 1
+        anchors = len(self.anchors)
+        if not grouped:
+            self.anchor(before if s.kind == "serial" and _innermost(s.body) else None)
+        self.block(s.body)
+        steps = [] if grouped else self.anchors[anchors].steps
+        del self.anchors[anchors:]
+        self.depth -= 1
+        self.parallel_depth -= parallel
+        self.lines[head] = "  " * self.depth + self.head(s, var, n, steps)
         self.line("}")
+
+    def trips(self, extent: Expr) -> str:
+        text = self.scalar(extent)
+        if isinstance(extent, Const):
+            return text
+        name = self.fresh("n")
+        self.line(f"const int64_t {name} = {text};")
+        return name
+
+    def head(self, s: For, var: str, n: str, steps: list[tuple[str, int, str]]) -> str:
+        """Counts by a pointer where only pointers move."""
+        moved = "".join(f", {p} += {stride}" for p, stride, _ in steps)
+        if s.var not in self.used and steps and steps[0][1] > 0:
+            pointer, stride, kind = steps[0]
+            return f"for ({kind}{pointer}_end = {pointer} + {n} * {stride}; {pointer} < {pointer}_end; {moved[2:]}) {{"
+        return f"for (int64_t {var} = 0; {var} < {n}; {var}++{moved}) {{"
 
     def unroll(self, s: For) -> None:
         for i in range(constant(s.extent)):
@@ -130,7 +170,7 @@ class Emitter(Vectors):
         if self.vector is None:
             self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
             return
-        written, depth, vector, known = len(self.lines), self.depth, self.vector, self.known()
+        written, depth, vector, known = len(self.lines), self.depth, self.vector, len(self.loads)
         try:
             self.store_vector(s, target, vector)
         except NoVector:  # found out half way: take back what was written
@@ -172,13 +212,12 @@ class Emitter(Vectors):
         """One lane after the other: always right, never fast."""
         var = self.axis(v.axis)
         self.vector = None
-        saved, known, self.loads = self.loads, self.known(), {}
+        saved, self.loads = self.loads, {}
         self.line(f"for (int {var} = 0; {var} < {v.active}; {var}++) {{")
         self.depth += 1
         self.line(f"{self.place(target, s)} = {self.scalar(s.value)};")
         self.depth -= 1
         self.line("}")
-        self.forget((known[0], 0))
         self.loads, self.vector = saved, v
 
     def place(self, target: Buffer, s: Store) -> str:
@@ -199,6 +238,19 @@ def suffixes(shape: tuple[int, ...]) -> Iterator[str]:
     for i in range(shape[0]):
         for rest in suffixes(shape[1:]):
             yield f"_{i}{rest}"
+
+
+def _innermost(body: tuple[Stmt, ...]) -> bool:
+    """No loop is left inside, once unrolled."""
+    for s in body:
+        match s:
+            case For(_, _, inner, kind) if kind in ("serial", "parallel") or not _innermost(inner):
+                return False
+            case If(_, then, orelse) if not (_innermost(then) and _innermost(orelse)):
+                return False
+            case _:
+                pass
+    return True
 
 
 def _collapsible(s: For) -> int:

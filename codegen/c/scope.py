@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from operator import eq, le, lt, ne
@@ -55,6 +55,9 @@ KEYWORDS = frozenset(
 )
 
 
+Moving = tuple[tuple[Axis, int], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
     name: str  # in C
@@ -75,29 +78,47 @@ class Value(NamedTuple):
 class Access:
     """One element of a buffer, taken apart once for all iterations of the unrolled loops around it.
 
-    moving: C text of what loops add to the address, without the lane. unrolled: (axis, stride) of unrolled loops.
-    lane: stride along the vector loop's axis. rest: (stride, index) for indices that are not linear.
+    moving: (axis, stride) of loops, without the lane. unrolled: the same of unrolled loops. lane: stride along the
+    vector loop's axis. rest: (stride, index) for indices that are not linear.
     """
 
     buffer: Buffer
-    moving: str
+    moving: Moving
     unrolled: tuple[tuple[Axis, int], ...]
     constant: int
     lane: int
     rest: tuple[tuple[int, Expr], ...]
 
 
+@dataclass(slots=True, eq=False)
+class Anchor:
+    """Where pointers are set up: at the head of a loop, or behind a local buffer. All code that follows shares them.
+
+    lines: the text there. steps: of a loop without loops inside, what each turn adds to its pointers.
+    """
+
+    lines: list[str]
+    depth: int
+    pointers: dict[tuple[str, Moving], str] = field(default_factory=dict)
+    before: list[str] | None = None  # text in front of such a loop
+    steps: list[tuple[str, int, str]] = field(default_factory=list)  # (pointer, stride, its C type)
+
+
 @dataclass
 class Scope:
     """The text so far and what is known where it ends: names, pointers that were set up, elements that were loaded."""
 
-    lines: list[str] = field(default_factory=list)
+    lines: list[str | list[str]] = field(default_factory=list)
     depth: int = 1
     buffers: dict[str, Buffer] = field(default_factory=dict)
     axis_names: dict[Axis, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: {"arguments", "workspace", *KEYWORDS})
     constants: dict[Axis, int] = field(default_factory=dict)  # unrolled loops: their index here
-    pointers: dict[tuple[str, str], str] = field(default_factory=dict)  # (buffer, moving part) -> pointer
+    anchors: list[Anchor] = field(default_factory=list)
+    levels: dict[Axis, int] = field(default_factory=dict)  # loop -> number of the anchor at its head
+    homes: dict[str, int] = field(default_factory=dict)  # local buffer -> number of the anchor behind it
+    used: set[Axis] = field(default_factory=set)  # loops whose index appears in the text
+    written: frozenset[str] = frozenset()  # all buffers that the nest writes
     loads: dict[str, Value] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # buffers written in the straight code around: not to be remembered
     workspace: int = 0
@@ -111,16 +132,17 @@ class Scope:
         self.lines.append("  " * self.depth + text)
 
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        flat = (x for part in self.lines for x in ([part] if isinstance(part, str) else part))
+        return "\n".join(flat) + "\n"
 
-    def known(self) -> tuple[int, int]:
-        """A mark to go back to with `forget`: both tables only grow."""
-        return len(self.pointers), len(self.loads)
+    def anchor(self, before: list[str] | None = None) -> None:
+        lines: list[str] = []
+        self.lines.append(lines)
+        self.anchors.append(Anchor(lines, self.depth, before=before))
 
-    def forget(self, mark: tuple[int, int]) -> None:
-        while len(self.pointers) > mark[0]:
-            self.pointers.popitem()
-        while len(self.loads) > mark[1]:
+    def forget(self, mark: int) -> None:
+        """Go back to where so many loads were known: the table only grows."""
+        while len(self.loads) > mark:
             self.loads.popitem()
 
     def fresh(self, stem: str) -> str:
@@ -148,6 +170,7 @@ class Scope:
     def axis(self, a: Axis) -> str:
         if a not in self.axis_names:
             self.axis_names[a] = self.unique(a.name)
+        self.used.add(a)
         return self.axis_names[a]
 
     def access(self, buffer: str, index: tuple[Expr, ...], lane: Axis | None = None) -> Access:
@@ -161,10 +184,9 @@ class Scope:
     def taken_apart(self, b: Buffer, index: tuple[Expr, ...], lane: Axis | None) -> Access:
         """Row-major offset by who adds to it."""
         form, rest = linear(index, b.strides)
-        moving = [(a, c) for a, c in form.terms if a != lane and a not in self.constants]
-        text = " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in moving)
+        moving = tuple((a, c) for a, c in form.terms if a != lane and a not in self.constants)
         unrolled = tuple((a, c) for a, c in form.terms if a in self.constants)
-        return Access(b, text, unrolled, form.constant, form.coefficient(lane) if lane else 0, rest)
+        return Access(b, moving, unrolled, form.constant, form.coefficient(lane) if lane else 0, rest)
 
     def fixed(self, x: Access) -> int:
         """The constant part of the offset in this iteration of the unrolled loops."""
@@ -173,26 +195,43 @@ class Scope:
             at += c * self.constants[a]
         return at
 
-    def address(self, x: Access) -> str:
+    def address(self, x: Access, further: int = 0) -> str:
         """`pointer + constant`, the pointer set up once for all accesses that share their moving part."""
+        at = self.fixed(x) + further
         if x.rest:
-            return f"&{self.element(x)}"
-        base, at = x.buffer.name, self.fixed(x)
-        if x.moving:
-            key = (base, x.moving)
-            pointer = self.pointers.get(key)
-            if pointer is None:
-                pointer = self.pointers[key] = self.fresh("p")
-                const = "" if x.buffer.scope in ("stack", "workspace") or base in self.stored_names() else "const "
-                self.line(f"{const}{CTYPE[x.buffer.dtype]} *{pointer} = {base} + ({x.moving});")
-            base = pointer
+            return f"&{self.element(x)}" + (f" + {further}" if further else "")
+        base = self.pointer(x.buffer, x.moving)
         return f"{base} + {at}" if at else base
 
-    def stored_names(self) -> set[str]:
-        return {self.buffers[n].name for n in self.stored if n in self.buffers}
+    def pointer(self, b: Buffer, moving: Moving) -> str:
+        """p = b + i * 64 + k * 8      -->      for (i) { q = b + i * 64; p = q; for (k) { .. p += 8 } }"""
+        if not moving:
+            return b.name
+        level = max(self.homes.get(b.name, 0), *(self.levels[a] for a, _ in moving))
+        anchor = self.anchors[level]
+        known = anchor.pointers.get((b.name, moving))
+        if known is not None:
+            return known
+        here = [(a, c) for a, c in moving if self.levels[a] == level]
+        if here and len(here) < len(moving):
+            start = self.pointer(b, tuple(x for x in moving if x not in here))
+        else:
+            start, here = b.name, list(moving)
+        const = "const " if b.scope == "argument" and b.name not in self.written else ""
+        name = anchor.pointers[b.name, moving] = self.fresh("p")
+        kind = f"{const}{CTYPE[b.dtype]} *"
+        if anchor.before is not None and len(here) == 1 and self.levels[here[0][0]] == level:
+            anchor.before.append("  " * (anchor.depth - 1) + f"{kind}{name} = {start};")
+            anchor.steps.append((name, here[0][1], kind))
+        else:
+            anchor.lines.append("  " * anchor.depth + f"{kind}{name} = {start} + {self.sum_of(here)};")
+        return name
+
+    def sum_of(self, moving: Iterable[tuple[Axis, int]]) -> str:
+        return " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in moving)
 
     def element(self, x: Access) -> str:
-        parts = [x.moving] if x.moving else []
+        parts = [self.sum_of(x.moving)] if x.moving else []
         parts += [f"{self.scalar(i)} * {stride}" if stride != 1 else self.scalar(i) for stride, i in x.rest]
         at = self.fixed(x)
         if at or not parts:

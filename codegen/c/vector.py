@@ -13,6 +13,7 @@ from ir.expr import Axis, Cast, Const, Expr, Op, Read, dtype_of, walk
 
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+CACHE_LINE = 64  # bytes
 VECTOR_CALL = frozenset({"exp", "tanh", "erf", "sigmoid", "sqrt", "log", "floor", "abs", "max", "min"})
 
 
@@ -107,8 +108,8 @@ class Vectors(Scope):
         text = f"*(const u{v.lanes}f *)({at})" if full else f"tw_load{v.lanes}({at}, {v.active})"
         known = text in self.loads
         value = self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
-        if e.tensor in self.streams and not known:
-            self.line(f"__builtin_prefetch({at} + {self.streams[e.tensor]}, 0, 2);")
+        if e.tensor in self.streams and not known and 4 * self.fixed(x) % CACHE_LINE == 0:
+            self.line(f"__builtin_prefetch({self.address(x, self.streams[e.tensor])}, 0, 2);")
         return value
 
     def remember(self, tensor: str, text: str, declaration: str, kind: str) -> Value:
@@ -160,7 +161,7 @@ class Vectors(Scope):
         for head, side in ((f"if ({test}) {{", then), ("} else {", otherwise)):
             self.line(head)
             self.depth += 1
-            known = self.known()
+            known = len(self.loads)
             self.line(f"{name} = {self.as_vector(self.value(side))};")
             self.forget(known)
             self.depth -= 1

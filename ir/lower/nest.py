@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ir.affine import ZERO, Affine, expression, plus, simplify
+from ir.affine import ZERO, Affine, expression, plus, scale, simplify
 from ir.compute import Compute
 from ir.expr import Axis, Const, Expr, Op, reads
 from ir.loop import Alloc, For, If, Stmt
+from ir.lower.partial import around
 from ir.lower.region import Local, Place, Region, Where, inside_of, region_of, union
 from ir.lower.tile import RegisterTile
 from ir.tiling import Tiling
@@ -61,12 +62,21 @@ class StageNest:
         self.first_r = p.structure.find("R")
         self.outer_s = p.structure[: self.first_r].count("S") if self.first_r >= 0 else self.levels
         self.partial = self._reduces_twice()
+        self.swept = self.partial and self._can_sweep()
 
     def _reduces_twice(self) -> bool:
         """Some reduction loop stands outside the register tile's own: partial results must rest in memory."""
         if self.plan.structure.count("R") < 2:
             return False
         return any(self.plan.sizes[a][0] < a.extent for a in self.stage.reduce)
+
+    def _can_sweep(self) -> bool:
+        """A fused consumer runs behind the reduction, unless it reads what is computed inside the reduction's loops."""
+        if self.consumer is None:
+            return False
+        before = self.outer_s * sum(a.extent > 1 for a in self.stage.space)
+        places = {name: at for name, (nest, at) in self.builder.host.items() if nest == self.stage.name}
+        return all(places.get(r.tensor, 0) <= before for r in reads(self.consumer.body))
 
     @property
     def consumer(self) -> Compute | None:
@@ -80,16 +90,14 @@ class StageNest:
         """The loops of one letter of the structure, and everything inside them."""
         letter = self.plan.structure[at]
         if letter == "S" and s == self.levels - 1:
-            return self._variants(list(self.stage.space), {}, place)
+            return self._register_tiles(place)
         if letter == "R" and r == self.plan.structure.count("R") - 1:
             return self._level(at + 1, s, r + 1, place)  # the register tile opens its own reduction
         level = Level(letter, s if letter == "S" else r, self.first_r >= 0 and at > self.first_r)
         nested = (s + 1, r) if letter == "S" else (s, r + 1)
         axes = self._order() if letter == "S" else list(self.stage.reduce)
         body = self._loops(axes, level, place, lambda inside: self._level(at + 1, *nested, inside))
-        if self.partial and at == self.first_r and self.consumer is not None:
-            return (Alloc(self.partial_name, self.partial_shape(), self.stage.dtype, "stack"), *body)
-        return body
+        return around(self, place, body) if self.partial and at == self.first_r else body
 
     def _order(self) -> list[Axis]:
         """Space axes of one level; the vector axis first (its panel stays while rows pass by) or last."""
@@ -128,13 +136,23 @@ class StageNest:
 
     def _trips(self, a: Axis, n: int, offset: Affine) -> tuple[int, Expr]:
         """Largest number of trips of level n, and the exact number here."""
-        sizes, size = self.plan.sizes[a], self._extent(a)
-        clip = self._clip(a)
-        count = -(-size // sizes[0]) if n == 0 else sizes[n - 1] // sizes[n]
-        if clip is None and (n == 0 or size % sizes[n - 1] == 0):
+        sizes = self.plan.sizes[a]
+        return self.steps(a, self._extent(a) if n == 0 else sizes[n - 1], sizes[n], offset)
+
+    def steps(self, a: Axis, reach: int, step: int, offset: Affine) -> tuple[int, Expr]:
+        """Steps through the next `reach` indices: the largest number, and that of steps that start in the region."""
+        size, clip = self._extent(a), self._clip(a)
+        count = -(-reach // step)
+        if clip is None and size % reach == 0:
             return count, Const(count, "int64")
-        left = Op("sub", (clip or Const(size, "int64"), expression(offset)))
-        trips = Op("floordiv", (Op("add", (left, Const(sizes[n] - 1, "int64"))), Const(sizes[n], "int64")))
+        if clip is None and not offset.terms:
+            count = -(-min(reach, size - offset.constant) // step)
+            return count, Const(count, "int64")
+        if clip is None:
+            left = expression(plus(Affine((), size + step - 1), scale(offset, -1)) or ZERO)
+        else:
+            left = Op("add", (Op("sub", (clip, expression(offset))), Const(step - 1, "int64")))
+        trips = left if step == 1 else Op("floordiv", (left, Const(step, "int64")))
         return count, Op("min", (Const(count, "int64"), trips))
 
     def _extent(self, a: Axis) -> int:
@@ -198,32 +216,34 @@ class StageNest:
 
     # --- the register tile
 
-    def _variants(self, todo: list[Axis], active: dict[Axis, int], place: Place) -> Body:
+    def _register_tiles(self, place: Place) -> Body:
+        sizes = [(a, int(self.plan.register(a))) for a in self.stage.space]
+        return self.variants(sizes, {}, place, lambda tile: tile.build())
+
+    def variants(
+        self, todo: list[tuple[Axis, int]], active: Mapping[Axis, int], place: Place,
+        body: Callable[[RegisterTile], Body],
+    ) -> Body:  # fmt: skip
         """Full tile, and for each axis that does not divide a second one of the size that is left."""
         if not todo:
-            return RegisterTile(self, active, place.offset, place.inner).build()
-        a, more = todo[0], todo[1:]
-        tile, size, clip = self.plan.register(a), self._extent(a), self._clip(a)
+            return body(RegisterTile(self, active, place))
+        (a, tile), more = todo[0], todo[1:]
+        size, clip = self._extent(a), self._clip(a)
         if clip is None and size < tile:
-            return self._variants(more, {**active, a: size}, place)
+            return self.variants(more, {**active, a: size}, place, body)
         tile = min(tile, size)  # of a clipped region: a larger tile would never fit
-        full = self._variants(more, {**active, a: tile}, place)
+        full = self.variants(more, {**active, a: tile}, place, body)
         if (clip is None and size % tile == 0) or (clip is not None and tile == 1):
             return full
         limit = clip or Const(size, "int64")
         fits = simplify(Op("le", (Op("add", (expression(place.offset[a]), Const(tile, "int64"))), limit)))
         if clip is None:
-            return (If(fits, full, self._variants(more, {**active, a: size % tile}, place)),)
-        return (If(fits, full, self._one_by_one(a, tile, more, active, place, limit)),)
-
-    def _one_by_one(
-        self, a: Axis, tile: int, more: list[Axis], active: dict[Axis, int], place: Place, limit: Expr
-    ) -> Body:
-        """What is left of a clipped tile, index by index: its length is known only at run time."""
+            return (If(fits, full, self.variants(more, {**active, a: size % tile}, place, body)),)
+        # what is left of a clipped tile runs index by index: its length is known only at run time
         var = Axis(f"{self.stage.name}_{a.name}_t", tile - 1)
-        body = self._variants(more, {**active, a: 1}, place.moved(a, var, 1, True))
+        one = self.variants(more, {**active, a: 1}, place.moved(a, var, 1, True), body)
         left = Op("sub", (limit, expression(place.offset[a])))
-        return (For(var, Op("min", (Const(tile - 1, "int64"), left)), body),)
+        return (If(fits, full, (For(var, Op("min", (Const(tile - 1, "int64"), left)), one),)),)
 
     @property
     def partial_name(self) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ir.affine import ZERO, Affine, expression, place, plus
+from ir.affine import ZERO, Affine, expression, place, plus, simplify
 from ir.expr import Axis, Const, Expr, Op, Read, lt, select
 from ir.loop import Alloc, For, If, LoopKind, Stmt, Store
-from ir.lower.region import Local, relative
+from ir.lower.region import Local, Place, relative
 from ir.transform import rewrite_reads
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class RegisterTile:
     """The innermost tile with `active` indices along each space axis: straight code around the last reduction."""
 
     nest: StageNest
-    active: dict[Axis, int]
-    offset: Mapping[Axis, Affine]
-    inner: Mapping[Axis, Affine]
+    active: Mapping[Axis, int]
+    place: Place
 
     def __post_init__(self) -> None:
+        self.offset, self.inner = self.place.offset, self.place.inner
         self.plan = self.nest.plan
         self.stage = self.plan.stage
         self.rows = [a for a in self.stage.space if a != self.plan.vector and self.active[a] > 1]
@@ -94,18 +94,13 @@ class RegisterTile:
         if self.plan.lanes_reduce:
             return self._lane_partials(lambda acc: (Store(self.acc, acc, start),))
 
-        def init(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
-            return (Store(self.acc, acc, start),)
-
-        fresh = self._each(init)
         if not self.nest.partial:
-            return fresh
+            return self._each(lambda at, lane, acc: (Store(self.acc, acc, start),))
 
         def load(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
-            return (Store(self.acc, acc, Read(self.nest.partial_name, self._partial_index(at), self.stage.dtype)),)
+            return (Store(self.acc, acc, self._partial(at)),)
 
-        first = all_zero([self.offset[a] for a in self.stage.reduce])
-        return (If(first, fresh, self._each(load)),)
+        return self._each(load)
 
     def _reduce(self) -> Body:
         if self.plan.lanes_reduce:
@@ -240,27 +235,33 @@ class RegisterTile:
     # --- leaving
 
     def _leave(self) -> Body:
-        def finish(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
-            return self._finish(at, Read(self.acc, acc, self.stage.dtype))
+        if self.nest.swept:
+            return self._rest()
+        if not self.nest.partial or self.nest.consumer is None:  # without a consumer, partial results rest in `out`
+            return self._finished()
+        last: Expr = Const(True, "bool")
+        for a in self.stage.reduce:
+            end = expression(plus(self.offset[a], Affine((), self.plan.sizes[a][0])) or ZERO)
+            last = simplify(Op("and", (last, Op("le", (Const(a.extent, "int64"), end)))))
+        return (If(last, self._finished(), self._rest()),)
 
+    def _finished(self) -> Body:
+        return self._each(lambda at, lane, acc: self._finish(at, Read(self.acc, acc, self.stage.dtype)))
+
+    def _rest(self) -> Body:
         def rest(at: dict[Axis, Affine], lane: Axis | None, acc: tuple[Expr, ...]) -> Body:
             return (Store(self.nest.partial_name, self._partial_index(at), Read(self.acc, acc, self.stage.dtype)),)
 
-        done = self._each(finish)
-        if not self.nest.partial:
-            return done
-        last = [
-            Op(
-                "le",
-                (Const(a.extent, "int64"), expression(plus(self.offset[a], Affine((), self.plan.sizes[a][0])) or ZERO)),
-            )
-            for a in self.stage.reduce
-            if self.plan.sizes[a][0] < a.extent
-        ]
-        condition = last[0]
-        for other in last[1:]:
-            condition = Op("and", (condition, other))
-        return (If(condition, done, self._each(rest)),)
+        return self._each(rest)
+
+    def neutral(self) -> Body:
+        """The output before the reduction, where partial results rest in it."""
+        out, start = self.nest.out, self.stage.combiner.start(self.stage.dtype)
+        return self._each(lambda at, lane, acc: (Store(out.buffer, self._stored(self._index(at), out), start),))
+
+    def passed_on(self) -> Body:
+        """Straight from the partial results, behind the reduction."""
+        return self._each(lambda at, lane, acc: self._finish(at, self._partial(at)))
 
     def _finish(self, at: dict[Axis, Affine], value: Expr) -> Body:
         """Store the stage, or what its fused consumer makes of it."""
@@ -286,6 +287,9 @@ class RegisterTile:
     def _absolute(self, index: list[Affine]) -> list[Affine]:
         return [plus(i, b) or ZERO for i, b in zip(index, self.nest.region.base, strict=True)]
 
+    def _partial(self, at: dict[Axis, Affine]) -> Expr:
+        return Read(self.nest.partial_name, self._partial_index(at), self.stage.dtype)
+
     def _partial_index(self, at: dict[Axis, Affine]) -> tuple[Expr, ...]:
         if self.nest.consumer is None:
             return self._stored(self._index(at), self.nest.out)
@@ -308,12 +312,3 @@ class RegisterTile:
 
 def fill(e: Expr, value: Expr) -> Expr:
     return rewrite_reads(e, "", lambda r: value)
-
-
-def all_zero(offsets: list[Affine]) -> Expr:
-    moving = [o for o in offsets if o.terms]
-    condition: Expr | None = None
-    for o in moving:
-        here = Op("le", (expression(o), Const(0, "int64")))
-        condition = here if condition is None else Op("and", (condition, here))
-    return condition or Const(True, "bool")
