@@ -8,22 +8,33 @@
 
 Killed at any step, what the manifest hides is garbage, and the next compaction removes it first. A reader that listed
 A, B, C before step 3 and opens them after step 4 gets "no such file" and lists again (`data.query`).
+
+Merged rows are sorted by place and time (`data.order`). Merged parts all span every place, so when some have come
+together they are dealt out anew, by the same five steps, each new part with places of its own:
+
+    [a..z] [a..z] [a..z] [a..z]   →   [a..f] [f..m] [m..s] [s..z]
+
+A question about one workload then opens one part. The times of merged rows keep 17 bits, four parts in a million.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from data.files import exclusive, make_folder, publish, refusal
-from data.parts import SEED, Skipped, encode, hide, listing, new_part, read_manifest, read_part, version_of
+from data.order import dealt_out, depth, ordered, rounded
+from data.parts import SEED, Parts, Skipped, encode, hide, listing, new_part, read_manifest, read_part, version_of
 from data.schema import StoreError, Table, aligned, migrate
 
 SMALL_BYTES = 8 << 20  # a part above this gains nothing from being merged
 MERGED_BYTES = 32 << 20  # sources of one merged part, compressed: bounds the memory it takes
+DEPTH = 4  # merged parts in which a question may find the same place, before they are dealt out anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +64,22 @@ def compact(folder: Path, table: Table, quarantine: Path) -> Compaction:
         usable = found.outdated | found.newer
         bad = tuple(_quarantined(item, quarantine) for item in found.skipped if item.path not in usable)
         merged, replaced, rows = [], 0, 0
-        for group in _groups(found.files, found.outdated):
-            path, count = _merge(folder, table, group)
-            merged.append(path)
-            replaced, rows = replaced + len(group), rows + count
+        for group, dealt in _plan(table, found):
+            made = _replaced(folder, table, group, dealt)
+            merged += made
+            replaced, rows = replaced + len(group), rows + sum(pq.read_metadata(path).num_rows for path in made)
     return Compaction(table.name, tuple(merged), replaced, rows, bad)
+
+
+def _plan(table: Table, found: Parts) -> Iterator[tuple[list[Path], Iterable[pa.Table]]]:
+    """Sets of parts, each with the tables that are to replace it, which are made one by one when asked for."""
+    groups = _groups(found.files, found.outdated)
+    large = [path for path in found.files if path.stat().st_size >= SMALL_BYTES]
+    if not found.outdated and len(groups) + depth(large) > DEPTH and "workload" in table.arrow.names:
+        parts = [path for path in found.files if path.name != SEED]
+        yield parts, dealt_out(table, parts, MERGED_BYTES)
+    else:
+        yield from ((group, [_rows_of(table, group)]) for group in groups)
 
 
 def _groups(files: tuple[Path, ...], outdated: frozenset[Path]) -> list[list[Path]]:
@@ -75,28 +97,33 @@ def _groups(files: tuple[Path, ...], outdated: frozenset[Path]) -> list[list[Pat
     return [group for group in groups if len(group) > 1 or outdated.intersection(group)]
 
 
-def _merge(folder: Path, table: Table, group: list[Path]) -> tuple[Path, int]:
-    """The five steps. Returns the merged part and its number of rows."""
-    rows = _rows_of(table, group)
-    payload = encode(table, rows)
-    merged = new_part(folder, payload)
-    hide(folder, frozenset({merged.name}))
-    publish(merged, payload)
-    if read_part(merged).num_rows != rows.num_rows:
-        raise StoreError(f"{merged} was not written as it should be; its sources are untouched")
+def _replaced(folder: Path, table: Table, group: list[Path], dealt: Iterable[pa.Table]) -> list[Path]:
+    """The five steps, for one new part or several. StoreError: rows are missing; the sources are untouched."""
+    expected = sum(pq.read_metadata(path).num_rows for path in group)
+    made: list[Path] = []
+    for rows in dealt:
+        payload = encode(table, rounded(rows))
+        made.append(new_part(folder, payload))
+        hide(folder, frozenset(path.name for path in made))
+        publish(made[-1], payload)
+        if read_part(made[-1]).num_rows != rows.num_rows:
+            raise StoreError(f"{made[-1]} was not written as it should be; its sources are untouched")
+        expected -= rows.num_rows
+    if expected:
+        raise StoreError(f"{abs(expected)} rows went astray in {folder}; their sources are untouched")
     hide(folder, frozenset(path.name for path in group))
     _remove_garbage(folder)
-    return merged, rows.num_rows
+    return made
 
 
 def _rows_of(table: Table, group: list[Path]) -> pa.Table:
-    """All rows of a group, of the current version, ordered by workload where there is one: fewer pages to read later."""
+    """All rows of a group, of the current version, in order."""
     try:
         tables = [aligned(table, migrate(table, version_of(path), read_part(path))) for path in group]
         rows = aligned(table, pa.concat_tables(tables, promote_options="permissive"))
     except (pa.ArrowException, OSError) as error:
         raise StoreError(f"cannot merge parts of {table.name}: {str(error).splitlines()[0]}") from error
-    return rows.sort_by("workload") if "workload" in rows.column_names else rows
+    return ordered(rows)
 
 
 def _remove_garbage(folder: Path) -> None:

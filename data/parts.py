@@ -20,16 +20,19 @@ from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.files import publish, unique_name
-from data.schema import TABLE_KEY, VERSION_KEY, StoreError, Table
+from data.schema import LONG, REAL, TABLE_KEY, TIME, VERSION_KEY, StoreError, Table
 
 SUFFIX = ".parquet"
 NAME = re.compile(r"\d{20}-\d+-[0-9a-f]{16}-(?P<checksum>[0-9a-f]{8})\.parquet")
 SEED = f"seed{SUFFIX}"  # no rows: a view over no file at all fails, and this one names every column
 MANIFEST = "manifest.json"
-ROW_GROUP_ROWS = 65_536
+ROW_GROUP_ROWS = 16_384  # a question reads whole groups: one or two of them hold a workload on one device
+SAMPLED_ROWS = 4096  # enough to see whether the values of a column repeat
+BLOOM = "run"  # sorted by place, a run is spread thinly: this says which groups have none of it
 CHECKED_BYTES = 1 << 20  # reading these costs less than parsing their footer; larger ones are read when asked for
 LISTING_ATTEMPTS = 100  # a listing is disturbed by a compaction at most a few times; this many is a broken folder
 
@@ -85,8 +88,37 @@ def encode(table: Table, rows: pa.Table) -> bytes:
     """A Parquet file: zstd, page checksums, the table's name and version in its metadata."""
     stamped = rows.replace_schema_metadata(table.arrow.metadata)
     sink = pa.BufferOutputStream()
-    pq.write_table(stamped, sink, compression="zstd", write_page_checksum=True, row_group_size=ROW_GROUP_ROWS)
+    repeating = [name for name in rows.column_names if _repeats(rows[name])]
+    pq.write_table(
+        stamped, sink, compression="zstd", write_page_checksum=True, row_group_size=ROW_GROUP_ROWS,
+        use_dictionary=[_leaf(rows, name) for name in repeating],
+        column_encoding={
+            _leaf(rows, name): ENCODINGS.get(_values(rows[name]).type, "PLAIN")
+            for name in rows.column_names if name not in repeating
+        },
+        bloom_filter_options={BLOOM: {"ndv": 64, "fpp": 0.01}} if BLOOM in rows.column_names else None,
+    )  # fmt: skip
     return bytes(sink.getvalue())
+
+
+ENCODINGS = {REAL: "BYTE_STREAM_SPLIT", TIME: "DELTA_BINARY_PACKED", LONG: "DELTA_BINARY_PACKED"}
+
+
+def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
+
+
+def _leaf(rows: pa.Table, name: str) -> str:
+    """What Parquet calls the values of a column."""
+    return f"{name}.list.element" if pa.types.is_list(rows.schema.field(name).type) else name
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary is worth it: keys and times of their own would only fill one."""
+    values = _values(column.slice(0, SAMPLED_ROWS))
+    if not len(values) or pa.types.is_nested(values.type):
+        return True
+    return bool(pc.count_distinct(values).as_py() * 2 < len(values))
 
 
 def new_part(folder: Path, payload: bytes) -> Path:

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,13 +24,19 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from data.files import publish
 from data.parts import Parts
 from data.sandbox import PROGRAM, Request, connection, first_line, make_views, set_parts
 from data.schema import TABLES
 from data.store import Store, StoreError, StoreWarning
 
 SQL = Path(__file__).parent / "sql"
+NO_QUESTIONS = ("views", "parts")
+HEAD = re.compile(r"-- [^?]*\?")
+PARAM = re.compile(r"^--   \$(?P<name>\w+)\s+(?P<type>VARCHAR|BIGINT|DOUBLE)\b(?P<doc>.*)", re.MULTILINE)
+MEMORY_BYTES = 3 << 29  # of a connection: a process that asks and learns stays below 2 GiB
 THREADS = 2  # the cores of a tuning machine belong to what is measured
 ATTEMPTS = 10  # each needs a compaction that ends between listing and opening
 SKIPPED_KEY = b"tilewright.skipped"
@@ -76,6 +82,7 @@ class Connection:
 def connect(store: Store) -> Connection:
     """An in-memory DuckDB with a view per table. Costs some 50 ms: keep it for many questions."""
     con = connection(THREADS)
+    con.execute("SET memory_limit = $limit", {"limit": f"{MEMORY_BYTES}B"})
 
     def prepare(parts: dict[str, Parts]) -> pa.Table:
         make_views(con, _paths(parts))
@@ -89,9 +96,32 @@ def connect(store: Store) -> Connection:
     return Connection(store, con)
 
 
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A $param of a question, as the head of its file has it. `optional`: NULL has a meaning of its own there."""
+
+    type: str
+    doc: str
+
+    @property
+    def optional(self) -> bool:
+        return "NULL" in self.doc
+
+
 def names() -> tuple[str, ...]:
     """The questions that `run` knows."""
-    return tuple(sorted(path.stem for path in SQL.glob("*.sql") if path.name != "views.sql"))
+    return tuple(sorted(path.stem for path in SQL.glob("*.sql") if path.stem not in NO_QUESTIONS))
+
+
+def asks(name: str) -> str:
+    """What a question asks: the head of its file, up to the question mark. QueryError: there is none."""
+    head = HEAD.match(text(name))
+    return " ".join(head[0].replace("\n--", "").removeprefix("--").split()) if head else ""
+
+
+def params_of(name: str) -> dict[str, Param]:
+    """The $params of a question, in the order of its head. QueryError: there is none."""
+    return {found["name"]: Param(found["type"], found["doc"].strip()) for found in PARAM.finditer(text(name))}
 
 
 def text(name: str) -> str:
@@ -113,18 +143,29 @@ def run(source: Store | Connection, name: str, **params: Any) -> pa.Table:
         return opened.run(name, **params)
 
 
-def ask(store: Store, sql: str, limit: int = 1000, seconds: float = 10.0, memory_bytes: int = 1 << 30) -> pa.Table:
+def ask(
+    store: Store, sql: str, limit: int = 1000, seconds: float = 10.0, memory_bytes: int = 1 << 30,
+    params: Mapping[str, Any] | None = None,
+) -> pa.Table:  # fmt: skip
     """The answer to one SELECT or EXPLAIN of a user: at most `limit` rows (`truncated` says whether there were more).
 
     It can read the store and nothing else, write nothing, and is stopped after `seconds` or beyond `memory_bytes`.
     Costs 0.4 s, for a process of its own. QueryError: refused, stopped or wrong. StoreError: no store there.
     """
-    _check_statement(sql)
+    given = dict(params or {})
+    _check_statement(sql, given)
 
     def answer(parts: dict[str, Parts]) -> pa.Table:
-        return _asked(Request(sql, _paths(parts), limit, seconds, memory_bytes))
+        return _asked(Request(sql, given, _paths(parts), limit, seconds, memory_bytes))
 
     return _steadily(store, answer)
+
+
+def write(answer: pa.Table, path: Path) -> None:
+    """An answer as a Parquet file, whole or not at all. StoreError: it cannot be written."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(answer, sink, compression="zstd")
+    publish(path, bytes(sink.getvalue()))
 
 
 def skipped(answer: pa.Table) -> int:
@@ -195,8 +236,8 @@ def _check_params(con: duckdb.DuckDBPyConnection, name: str, sql: str, params: d
         raise QueryError(f"{name} has no ${unknown[0]}; it has {', '.join(f'${param}' for param in sorted(wanted))}")
 
 
-def _check_statement(sql: str) -> None:
-    """QueryError: anything but one SELECT, or an EXPLAIN of one. Nothing is run here."""
+def _check_statement(sql: str, params: Mapping[str, Any]) -> None:
+    """QueryError: anything but one SELECT, or an EXPLAIN of one, with just these params. Nothing is run here."""
     if len(sql) > SQL_LENGTH:
         raise QueryError(f"the query is longer than {SQL_LENGTH} characters")
     with _parser().cursor() as parser:
@@ -205,8 +246,11 @@ def _check_statement(sql: str) -> None:
             _check_explained(parser, statement.query)
         elif statement.type != duckdb.StatementType.SELECT:
             raise QueryError(f"only SELECT and EXPLAIN are answered, this is {statement.type.name}")
-        if statement.named_parameters:
-            raise QueryError("the query has parameters; write values into it")
+        wanted = set(statement.named_parameters)
+        if missing := sorted(wanted - set(params)):
+            raise QueryError(f"the query needs ${missing[0]}; give it a value")
+        if unknown := sorted(set(params) - wanted):
+            raise QueryError(f"the query has no ${unknown[0]}")
 
 
 @cache

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -33,9 +34,10 @@ BATCH_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """parts: table -> its files. limit: rows. seconds: of the query. memory_bytes: of the query."""
+    """params: $name -> value. parts: table -> its files. limit: rows. seconds, memory_bytes: of the query."""
 
     sql: str
+    params: Mapping[str, Any]
     parts: Mapping[str, Sequence[str]]
     limit: int
     seconds: float
@@ -50,6 +52,7 @@ def connection(threads: int) -> duckdb.DuckDBPyConnection:
     """An empty in-memory database in UTC that installs, loads and replaces nothing."""
     con = duckdb.connect(":memory:", config={**OFF, "threads": str(threads)})
     con.execute("SET TimeZone = 'UTC'")  # else timestamps would carry the zone of whoever asks
+    con.execute("SET parquet_metadata_cache = true")  # a question reads a table several times, its footers once
     return con
 
 
@@ -86,9 +89,11 @@ def locked(request: Request) -> duckdb.DuckDBPyConnection:
     return con
 
 
-def answer(con: duckdb.DuckDBPyConnection, sql: str, limit: int) -> tuple[pa.Table, bool]:
+def answer(
+    con: duckdb.DuckDBPyConnection, sql: str, limit: int, params: Mapping[str, Any] | None = None
+) -> tuple[pa.Table, bool]:
     """The first `limit` rows, and whether there were more."""
-    reader = con.sql(sql).to_arrow_reader(BATCH_ROWS)
+    reader = con.sql(sql, params=dict(params) if params else None).to_arrow_reader(BATCH_ROWS)
     batches, rows, size = [], 0, 0
     for batch in reader:
         batches.append(batch)
@@ -119,7 +124,7 @@ def main() -> None:
         timer = threading.Timer(request.seconds, con.interrupt)
         timer.daemon = True
         timer.start()
-        table, truncated = answer(con, request.sql, request.limit)
+        table, truncated = answer(con, request.sql, request.limit, request.params)
         timer.cancel()
     except (duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError) as error:  # Arrow passes on as OSError
         out.write(json.dumps({"error": first_line(error)}).encode() + b"\n")

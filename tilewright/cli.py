@@ -22,6 +22,8 @@ import typer
 from typer.core import TyperGroup
 
 from tilewright import STORE, __version__
+from tilewright.commands.replay import replay
+from tilewright.commands.sql import sql
 from tilewright.errors import BAD_INPUT, INTERRUPTED, UsageError, told
 
 if TYPE_CHECKING:
@@ -78,9 +80,6 @@ Cases     = Annotated[list[str], typer.Argument(metavar="CASE...", help="Models;
 Against   = Annotated[str, typer.Option(metavar="PEERS", help="onnxruntime, numpy; with commas between them.")]
 TuneFirst = Annotated[int, typer.Option("--trials", metavar="N", help="Tune each case first, with so many programs.")]
 Key       = Annotated[str, typer.Argument(metavar="KEY", help="Of a program or a workload, or the beginning of one.")]
-Query     = Annotated[str | None, typer.Argument(metavar="QUERY", help="One SELECT. Without it: the tables.")]
-Limit     = Annotated[int, typer.Option(metavar="N", help="Rows at most.")]
-Csv       = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
 # fmt: on
 
 
@@ -370,31 +369,7 @@ def _the_one(key: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return matches[0]
 
 
-@app.command()
-@guarded
-def sql(
-    query: Query = None, store: StorePath = STORE, limit: Limit = 1000, csv: Csv = False, json_: Json = False
-) -> None:  # fmt: skip
-    """Ask the store anything. Nothing can be changed."""
-    from tilewright import printed
-
-    if query is None:
-        printed.tables()
-        return
-    from data.query import ask, truncated
-    from data.store import Store
-
-    most = _at_least_one("--limit", limit)
-    answer = ask(Store(_a_store(store)), query, most)
-    names, rows = answer.column_names, answer.to_pylist()
-    if json_:
-        print_json(rows)
-    elif csv:
-        printed.as_csv(names, rows)
-    else:
-        printed.rows(names, rows)
-    if truncated(answer):
-        print(f"tilewright: only the first {limit} rows; --limit shows more", file=sys.stderr)
+app.command()(guarded(sql))
 
 
 # ---------------------------------------------------------------------------------------------- doctor
@@ -420,6 +395,9 @@ def doctor(store: StorePath = STORE, threads: Threads = 1, json_: Json = False) 
     else:
         print(f"not ready: {', '.join(broken)}" if broken else "ready; next: tilewright tune resnet50 --trials 256")
     return WRONG if broken else 0
+
+
+app.command()(guarded(replay))
 
 
 # ---------------------------------------------------------------------------------------------- the program

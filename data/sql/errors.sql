@@ -1,7 +1,7 @@
 -- What went wrong in a run, how often, and how does one example read?
 --   $run VARCHAR  runs.key; NULL: every run
 WITH chosen AS (
-    SELECT * FROM judged WHERE $run::VARCHAR IS NULL OR run = $run::VARCHAR
+    SELECT * FROM checked WHERE $run::VARCHAR IS NULL OR run = $run::VARCHAR
 )
 SELECT coalesce(error_kind, 'unverified')               AS kind,
        count(*)                                         AS count,

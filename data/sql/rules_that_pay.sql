@@ -1,17 +1,26 @@
 -- Which sketch rules and which mutations produced improvements? An improvement is a trial that was faster than every trial
 -- of its workload before it in the same run; its gain is the old best time over the new.
---   $run    VARCHAR  runs.key; NULL: every run
+--   $run    VARCHAR  runs.key; NULL: the newest eight runs
 --   $target VARCHAR  NULL: every target
-WITH ordered AS (
+WITH chosen AS MATERIALIZED (
+    SELECT key AS run FROM unique_runs WHERE $run::VARCHAR IS NULL OR key = $run::VARCHAR
+    ORDER BY started DESC, key LIMIT 8
+),
+ordered AS (
     SELECT run, program, good, seconds,
            min(seconds) OVER (PARTITION BY run, workload, target, device ORDER BY workload_trial
                               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
     FROM trials
-    WHERE ($run::VARCHAR IS NULL OR run = $run::VARCHAR)
+    WHERE run IN (FROM chosen)
+      AND ($run::VARCHAR IS NULL OR run = $run::VARCHAR)
       AND ($target::VARCHAR IS NULL OR target = $target::VARCHAR)
 ),
 proposals AS (
-    SELECT DISTINCT ON (key, run) key, run, sketch, mutation FROM programs ORDER BY key, run, created
+    SELECT key, run, arg_min(sketch, created) AS sketch, arg_min((mutation,), created)[1] AS mutation
+    FROM programs
+    WHERE run IN (FROM chosen)
+      AND ($run::VARCHAR IS NULL OR run = $run::VARCHAR)
+    GROUP BY key, run
 ),
 tried AS (
     SELECT o.good, coalesce(o.seconds < o.before, false) AS improved, o.before / o.seconds AS gain, p.mutation, s.rules

@@ -3,12 +3,12 @@
 WITH counted AS (
     SELECT run, count(*) AS measured, count(*) FILTER (NOT good) AS failed,
            count(*) FILTER (confirmed) AS confirmed, count(DISTINCT workload) AS workloads
-    FROM judged GROUP BY run
+    FROM checked WHERE $run::VARCHAR IS NULL OR run = $run::VARCHAR GROUP BY run
 ),
 spent AS (
     SELECT run, max(round) + 1 AS rounds, sum(search_seconds) AS search_seconds, sum(train_seconds) AS train_seconds,
            sum(build_seconds) AS build_seconds, sum(measure_seconds) AS measure_seconds
-    FROM rounds GROUP BY run
+    FROM rounds WHERE $run::VARCHAR IS NULL OR run = $run::VARCHAR GROUP BY run
 )
 SELECT r.key AS run, r.model, r.target, r.threads, r.seed, r.state, r.started, r.finished,
        date_diff('microsecond', r.started, r.finished) / 1e6 AS wall_seconds,

@@ -22,17 +22,21 @@ CREATE OR REPLACE VIEW unique_sources   AS SELECT DISTINCT ON (program, target) 
 CREATE OR REPLACE VIEW unique_programs AS
 SELECT workload, key, any_value(sketch) AS sketch, any_value(choices) AS choices FROM programs GROUP BY workload, key;
 
--- A measurement is good when the program was compared with the oracle and has a time. It is trusted when, moreover, the
--- program was never wrong on that target and device: one that races is wrong only sometimes. Nothing else can be the best.
+-- Programs that were ever wrong on a target and device.
+CREATE OR REPLACE VIEW wrong_programs AS
+SELECT DISTINCT workload, target, device, program, true AS wrong FROM measurements WHERE error_kind = 'wrong';
+
+-- A measurement is good when the program was compared with the oracle and has a time. Whoever asks for that alone asks
+-- here: it costs nothing beside the reading.
+CREATE OR REPLACE VIEW checked AS
+SELECT *, coalesce(verified AND error_kind IS NULL AND best_seconds IS NOT NULL, false) AS good FROM measurements;
+
+-- It is trusted when, moreover, the program was never wrong on that target and device: one that races is wrong only
+-- sometimes. Nothing else can be the best.
 CREATE OR REPLACE VIEW judged AS
-WITH wrong AS (
-    SELECT DISTINCT workload, target, device, program, true AS wrong FROM measurements WHERE error_kind = 'wrong'
-)
-SELECT m.*,
-       coalesce(m.verified AND m.error_kind IS NULL AND m.best_seconds IS NOT NULL, false) AS good,
-       good AND w.wrong IS NULL                                                            AS trusted
-FROM measurements m
-LEFT JOIN wrong w USING (workload, target, device, program);
+SELECT m.*, good AND w.wrong IS NULL AS trusted
+FROM checked m
+LEFT JOIN wrong_programs w USING (workload, target, device, program);
 
 -- One row per program, target and device; several measurements merge by their median, whoever made them. `seconds` is
 -- the confirmed time where there is one, else the drift-corrected one.
@@ -50,6 +54,40 @@ SELECT workload, target, device, program,
        max(created)                                                     AS last_measured
 FROM judged
 GROUP BY workload, target, device, program;
+
+-- The results that may be the best of their place, by confirmed time or by score; what `results` says of them, and in a
+-- fraction of the time. Of a place: every program that was confirmed, and every one whose lowest score is not above what
+-- the program with the lowest of all scored at worst. (A median lies between, so no other can have a lower one.)
+CREATE OR REPLACE VIEW lowest AS
+SELECT workload, target, device, arg_min(program, coalesce(score, best_seconds)) AS program
+FROM judged WHERE trusted GROUP BY workload, target, device;
+
+CREATE OR REPLACE VIEW bounds AS
+SELECT workload, target, device, max(coalesce(score, best_seconds)) AS bound
+FROM checked JOIN lowest USING (workload, target, device, program)
+WHERE good GROUP BY workload, target, device;
+
+CREATE OR REPLACE VIEW contenders AS
+SELECT DISTINCT workload, target, device, program
+FROM checked JOIN bounds USING (workload, target, device)
+WHERE good AND (confirmed OR coalesce(score, best_seconds) <= bound);
+
+CREATE OR REPLACE VIEW leaders AS
+SELECT workload, target, device, program,
+       count(*)                                                         AS measured,
+       bool_or(trusted)                                                 AS trusted,
+       bool_or(trusted AND confirmed)                                   AS confirmed,
+       coalesce(median(best_seconds) FILTER (trusted AND confirmed),
+                median(coalesce(score, best_seconds)) FILTER (trusted)) AS seconds,
+       median(coalesce(score, best_seconds)) FILTER (trusted)           AS score,
+       min(best_seconds) FILTER (trusted)                               AS fastest_seconds,
+       median(peak_gflops)                                              AS peak_gflops,
+       arg_max(run, created)                                            AS run,
+       arg_max(round, created)                                          AS round,
+       max(created)                                                     AS last_measured
+FROM judged JOIN contenders USING (workload, target, device, program)
+GROUP BY workload, target, device, program
+HAVING bool_or(trusted);
 
 -- The measurements of the search itself, numbered in the order they were made; the finalists' round repeats some of them.
 CREATE OR REPLACE VIEW trials AS

@@ -29,7 +29,7 @@ from data.store import Store
 
 W = {"workload": "w", "target": "cpu-x86_64-v64-t1", "device": "d"}
 ALL = {"target": "cpu-x86_64-v64-t1", "workload": None, "device": "d"}
-PARAM = re.compile(r"^--   \$(\w+)\s+(VARCHAR|BIGINT)\b", re.MULTILINE)
+PARAM = re.compile(r"^--   \$(\w+)\s+(VARCHAR|BIGINT|DOUBLE)\b", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,9 @@ def ms(value: float) -> Any:
 
 def test_there_is_a_question_for_every_need():
     assert names() == (
-        "best_program", "errors", "find", "history", "incumbent", "measured_keys", "model_quality", "progress",
-        "rules_that_pay", "run_summary", "sketch_texts", "told", "top_k", "training_set", "tuning_cost",
+        "best_program", "calibration", "errors", "find", "history", "incumbent", "measured_keys", "model_quality",
+        "progress", "regressions", "roofline", "rules_that_pay", "run_summary", "sketch_texts", "told", "top_k",
+        "training_set", "tuning_cost",
     )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def test_the_header_asks_a_question_and_names_the_params(answers, name):
 
 @pytest.mark.parametrize("name", names())
 def test_an_empty_store_answers_with_no_rows(empty, name):
-    params = {param: 3 if kind == "BIGINT" else "x" for param, kind in PARAM.findall(text(name))}
+    params = {param: "x" if kind == "VARCHAR" else 3 for param, kind in PARAM.findall(text(name))}
     assert empty.run(name, **params).num_rows == 0
     assert empty.run(name, **dict.fromkeys(params)).num_rows == 0
 

@@ -163,7 +163,7 @@ def lock(asked) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def request(store: Store) -> Request:
     parts = {table: [str(path) for path in store.parts(table).files] for table in TABLES}
-    return Request("", parts, 10, 5.0, 1 << 28)
+    return Request("", {}, parts, 10, 5.0, 1 << 28)
 
 
 def test_the_store_itself_can_be_read(asked):

@@ -18,6 +18,7 @@ from data import compact as compaction_module
 from data import parts as parts_module
 from data import schema
 from data.files import publish
+from data.order import BITS, NOISY, depth, rounded
 from data.parts import Manifest, encode, hide, new_part, read_manifest, read_part
 from data.query import Connection, connect
 from data.store import Store, StoreError
@@ -41,6 +42,10 @@ def rows_of(store: Store) -> list[dict]:
     return [row for path in store.parts("measurements").files for row in read_part(path).to_pylist()]
 
 
+def by_program(store: Store) -> dict[str, dict]:
+    return {row["program"]: row for row in rows_of(store)}
+
+
 def programs(store: Store) -> list[str]:
     return sorted(row["program"] for row in rows_of(store))
 
@@ -51,11 +56,19 @@ def asked(connection: Connection) -> list[str]:
 
 def test_small_parts_become_one_with_the_same_rows(store, make_row):
     names = fill(store, make_row, 6)
-    before = sorted(map(str, rows_of(store)))
+    before = by_program(store)
     report = store.compact("measurements")
     assert (report.replaced, len(report.merged), report.rows, report.quarantined) == (6, 1, 18, ())
     assert report.text == "measurements: 6 parts became 1, 18 rows"
-    assert sorted(map(str, rows_of(store))) == before
+    after = by_program(store)
+    assert after.keys() == before.keys()
+    for name, row in before.items():
+        times = {column for column in row if column in NOISY}
+        assert {k: v for k, v in after[name].items() if k not in times} == {
+            k: v for k, v in row.items() if k not in times
+        }
+        for column in times:
+            assert after[name][column] == (row[column] and pytest.approx(row[column], rel=2.0**-BITS))
     assert len(store.parts("measurements").files) == 2  # the seed stays
     with connect(store) as connection:
         assert asked(connection) == programs(store) == sorted(names)
@@ -86,6 +99,65 @@ def test_rows_are_ordered_by_workload(store, make_row):
         store.append("measurements", [make_row("measurements", workload=workload)])
     (merged,) = store.compact("measurements").merged
     assert read_part(merged)["workload"].to_pylist() == ["a", "b", "c"]
+
+
+def test_failures_and_confirmed_rows_lie_together_then_places(store, make_row):
+    for target, workload, values in (
+        ("t2", "a", {}), ("t1", "b", {}), ("t1", "a", {"confirmed": True}), ("t1", "a", {"error_kind": "wrong"}), ("t1", "a", {}),
+    ):  # fmt: skip
+        store.append("measurements", [make_row("measurements", target=target, workload=workload, **values)])
+    (merged,) = store.compact("measurements").merged
+    assert [(r["error_kind"], r["confirmed"], r["target"], r["workload"]) for r in read_part(merged).to_pylist()] == [
+        ("wrong", False, "t1", "a"), (None, True, "t1", "a"), (None, False, "t1", "a"), (None, False, "t1", "b"),
+        (None, False, "t2", "a"),
+    ]  # fmt: skip
+
+
+def test_many_parts_are_dealt_out_by_place(store, make_row, monkeypatch):
+    """Twelve parts that each hold every workload become parts with workloads of their own."""
+    for batch in range(12):
+        rows = [make_row("measurements", program=f"{batch}-{w}-{i}", workload=w) for w in "abcdef" for i in range(20)]
+        store.append("measurements", rows)
+    before, parts = programs(store), store.parts("measurements").files[1:]
+    assert depth(parts) == 12
+    monkeypatch.setattr(compaction_module, "MERGED_BYTES", sum(path.stat().st_size for path in parts) // 3 + 100)
+    monkeypatch.setattr(compaction_module, "DEPTH", 2)
+    report = store.compact("measurements")
+    assert (report.replaced, len(report.merged), report.rows) == (12, 3, 1440)
+    assert [sorted(set(read_part(path)["workload"].to_pylist())) for path in report.merged] == [
+        ["a", "b"], ["c", "d"], ["e", "f"],
+    ]  # fmt: skip
+    assert depth(report.merged) == 1
+    assert programs(store) == before
+
+
+@pytest.mark.parametrize("step", range(8))
+@pytest.mark.parametrize("call", ["replace", "write", "unlink"])
+def test_dying_while_dealing_out_loses_and_doubles_nothing(store, make_row, failing, monkeypatch, call, step):
+    for batch in range(6):
+        store.append("measurements", [make_row("measurements", program=f"{batch}-{w}", workload=w) for w in "abc"])
+    before = programs(store)
+    monkeypatch.setattr(compaction_module, "MERGED_BYTES", store.parts("measurements").files[1].stat().st_size)
+    monkeypatch.setattr(compaction_module, "DEPTH", 1)
+    with failing(os, call, Killed(), after=step), pytest.raises(Killed):
+        store.compact("measurements")
+        raise Killed  # it needed fewer steps
+    assert programs(store) == before
+    store.compact("measurements")
+    assert programs(store) == before
+
+
+def test_times_keep_seventeen_bits_and_their_order():
+    draw = random.Random(2)
+    times = sorted(draw.uniform(1e-9, 1e3) for _ in range(1000))
+    once = rounded(pa.table({"best_seconds": times, "seconds_warm": [[t, 2 * t] for t in times], "round": range(1000)}))
+    kept = once["best_seconds"].to_pylist()
+    assert kept == sorted(kept) and rounded(once) == once
+    assert all(abs(a - b) <= b * 2.0**-(BITS) for a, b in zip(kept, times, strict=True))
+    assert once["seconds_warm"].to_pylist() == [[t, 2 * t] for t in kept]
+    gaps = pa.table({"score": [None, 1.5, None], "seconds_cold": [[], None, [0.1]]})
+    assert rounded(gaps)["score"].to_pylist() == [None, 1.5, None]
+    assert rounded(gaps)["seconds_cold"].to_pylist()[:2] == [[], None]
 
 
 # ---------------------------------------------------------------- readers beside it
