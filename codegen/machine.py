@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from codegen.kernel import Argument, Kernel
-from codegen.toolchain import Binary, Compiler, ToolchainError, build, execute, feature_flags, flags
+from codegen.toolchain import Binary, Compiler, ToolchainError, build, execute, feature_flags, flags, spoken
 from ir.target import Target
 
 # /proc/cpuinfo flag -> the compiler's name for it. Flags that are not here change nothing that we emit.
@@ -276,7 +276,7 @@ def _measure(machine: Machine, compiler: Compiler, directory: Path) -> Machine |
     sizes = {"l1": machine.l1_bytes // 2, "l2": machine.l2_bytes // 2, "l3": beyond_l2, "dram": dram}
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         path = str(Path(folder, "probe"))
-        words = [w for w in flags(one) if w not in ("-fPIC", "-shared")]
+        words = [w for w in spoken(flags(one), compiler.kind) if w not in ("-fPIC", "-shared")]
         text = _harness_text(one) + PEAK + PROBE
         if execute([*compiler.command, *words, "-x", "c", "-", "-o", path], text, RUN_SECONDS).code != 0:
             return None

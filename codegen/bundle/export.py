@@ -12,6 +12,7 @@ from codegen.bundle.library import compile_flags
 from codegen.bundle.manifest import Manifest, parse, text
 from codegen.bundle.network import Array, Network
 from codegen.bundle.source import emit
+from codegen.toolchain import SPARED
 from ir.evaluate import evaluate as by_numpy
 from ir.target import Target
 
@@ -57,7 +58,7 @@ def export(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "manifest.json").unlink(missing_ok=True)
     weights.tofile(directory / "weights.bin")
-    words = " ".join(f for f in compile_flags(manifest.flags) if f not in ("-fPIC", "-w"))
+    words = " ".join(f for f in compile_flags(manifest.flags) if f not in ("-fPIC", "-w", *SPARED))  # for any compiler
     files = {
         "model.h": bundle.header,
         "model.c": bundle.whole,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from codegen.bundle.source import Bundle
-from codegen.toolchain import Compiler, ToolchainError, execute, first_error, slots
+from codegen.toolchain import Compiler, ToolchainError, execute, first_error, slots, spoken
 
 HIDDEN = "-fvisibility=hidden"
 UNIT = 16  # kernels a file: a packed GEMM tile costs 59 ms alone, 21 ms as one of 16
@@ -60,6 +60,7 @@ def build_units(
     stem = directory / uuid.uuid4().hex
     objects = [Path(f"{stem}.{i}.o") for i in range(len(units))]
     folder = [f"-I{include}"] if include is not None else []
+    flags = spoken(flags, compiler.kind)
     common = [*compiler.command, *compile_flags(flags), HIDDEN, *folder, "-c", "-x", "c", "-"]
 
     def compile_one(text: str, path: Path) -> None:

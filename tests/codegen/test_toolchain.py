@@ -14,6 +14,7 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.toolchain import (
+    SPARED,
     Binary,
     Compiler,
     ToolchainError,
@@ -26,6 +27,7 @@ from codegen.toolchain import (
     flags,
     identity,
     slots,
+    spoken,
     unbuilt,
 )
 from ir.target import Target
@@ -101,6 +103,11 @@ def test_flags_name_features_and_never_reorder_sums() -> None:
 
 def test_final_flags_change_no_machine_code() -> None:
     assert set(flags(TARGET, final=True)) - set(flags(TARGET)) == {"-s", "-fno-ident", "-Wl,--build-id=none"}
+
+
+def test_other_compilers_hear_no_words_of_gcc() -> None:
+    assert spoken(flags(TARGET), "gcc") == flags(TARGET)
+    assert {w for w in flags(TARGET) if w not in spoken(flags(TARGET), "clang")} == set(SPARED)
 
 
 def test_flags_of_other_architectures() -> None:
