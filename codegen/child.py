@@ -87,6 +87,7 @@ class Limits:
     sample_seconds: float
     most_samples: int
     cold_samples: int
+    cold_ratio: float
     flush_bytes: int
     abort_ratio: float
     limit_ratio: float
@@ -372,7 +373,7 @@ class Child:
         try:
             call, error, bound, second = self.verified(job)
             warm = self.warm(call, second)
-            cold = () if self.hopeless(warm) else self.cold(call)
+            cold = self.cold(call) if self.near(warm) else ()
             report = Report(warm, cold, error=error, bound=bound)
         except Wrong as w:
             report = Report(kind=w.kind, message=str(w), corrupt=w.corrupt)
@@ -488,6 +489,11 @@ class Child:
         """Far slower than the incumbent, by two samples at least: one alone may have met another process."""
         known = self.incumbent_seconds
         return len(samples) >= 2 and known is not None and min(samples) > self.batch.limits.abort_ratio * known
+
+    def near(self, samples: tuple[float, ...]) -> bool:
+        """Close enough to the incumbent that somebody may ask how it does with cold caches."""
+        known = self.incumbent_seconds
+        return known is None or min(samples) <= self.batch.limits.cold_ratio * known
 
     def cold(self, call: Entry) -> tuple[float, ...]:
         samples = []

@@ -57,7 +57,8 @@ class Settings:
                     it runs at half of its peak for milliseconds at a time
     sample_seconds: a shorter sample is dominated by the clock and by interrupts
     most_samples:   enough for the minimum of a short kernel
-    cold_samples:   each after streaming flush_bytes: a 4.3 us kernel takes 9.4 us then
+    cold_samples:   each after streaming flush_bytes: a 4.3 us kernel takes 9.4 us then ...
+    cold_ratio:     ... of programs that take no more than this many times the incumbent
     abort_ratio:    times the incumbent, after two samples; one sample poisoned a quarter of the labels, none
                     doubled the cost of a random round
     limit_ratio:    a run may take this many times the incumbent's ...
@@ -70,11 +71,12 @@ class Settings:
 
     workers: int = 2
     budget_seconds: float = 0.01
-    patience: float = 3.0
+    patience: float = 2.0
     quiet_samples: int = 2
     sample_seconds: float = 0.00025
     most_samples: int = 20
     cold_samples: int = 2
+    cold_ratio: float = 1.1
     flush_bytes: int = 8 << 20
     abort_ratio: float = 1.6
     limit_ratio: float = 20.0

@@ -130,7 +130,7 @@ MEASUREMENTS = Table("measurements", "What came back from the hardware, failures
     Column("compiler",      TEXT,  "compiler and version"),
     Column("flags",         TEXT,  "what the compiler was told"),
     Column("seconds_warm",  REALS, "every sample, inputs and outputs where the last call left them [s a call]; empty: none"),
-    Column("seconds_cold",  REALS, "every sample after the caches were flushed [s a call]; empty: none"),
+    Column("seconds_cold",  REALS, "every sample after the caches were flushed [s a call]; empty: none, it was slow"),
     Column("best_seconds",  REAL,  "smallest warm sample [s a call]; NULL: failed", NULL),
     Column("score",         REAL,  "drift-corrected time [s a call], lower is better: the ratio to the incumbent of the "
                                    "same batch times the incumbent's own score; NULL: failed or no incumbent", NULL),

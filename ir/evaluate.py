@@ -13,14 +13,16 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
+from ir.affine import affine
 from ir.compute import Compute, Dag, Input
 from ir.dsl import dag as dag_of
 from ir.dsl import placeholder
 from ir.expr import FLOATS, OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read
 from ir.graph import Graph, Node, Value
 from ir.operators import OPERATORS
-from ir.products import Block, as_product, blocks, contract, spread
+from ir.products import Block, as_product, blocks, contract
 
 Array = np.ndarray
 Tensors = Mapping[str, Array]
@@ -207,8 +209,9 @@ def _apply(name: str, args: Sequence[Array]) -> Array:
 
 def _read(read: Read, array: Array, scope: Scope) -> Array:
     """`array` at the index of `read`, over the axes that the index mentions."""
-    if _is_plain(read.index, array.shape, scope.block):
-        return _view(read.index, array, scope.block)
+    view = _view(read.index, array, scope.block)
+    if view is not None:
+        return view
     positions = [_value(i, scope) for i in read.index]
     for d, (p, extent) in enumerate(zip(positions, array.shape, strict=True)):
         missed = bool(p.size) and bool(p.min() < 0 or p.max() >= extent)
@@ -221,21 +224,25 @@ def _read(read: Read, array: Array, scope: Scope) -> Array:
     return np.asarray(array[tuple(positions)])
 
 
-def _is_plain(index: tuple[Expr, ...], shape: tuple[int, ...], block: Block) -> bool:
-    """[i, 0, k] with distinct axes in bounds: a transposed view, no gather."""
-    used = [i for i in index if isinstance(i, Axis)]
-    fits = all(
-        block.ranges[i].stop <= n if isinstance(i, Axis) else n > 0 and i == Const(0, "int64")
-        for i, n in zip(index, shape, strict=True)
-    )
-    return fits and len(set(used)) == len(used)
-
-
-def _view(index: tuple[Expr, ...], array: Array, block: Block) -> Array:
-    used = [i for i in index if isinstance(i, Axis)]
-    cuts = (slice(block.ranges[i].start, block.ranges[i].stop) if isinstance(i, Axis) else 0 for i in index)
-    part = np.asarray(array[tuple(cuts)])
-    return spread(part, used, tuple(block.ranges))
+def _view(index: tuple[Expr, ...], array: Array, block: Block) -> Array | None:
+    """Linear indices that stay in bounds: the same memory under other strides. None: it takes a gather."""
+    strides, corner = dict.fromkeys(block.ranges, 0), []
+    forms = [affine(i) for i in index]
+    for form, extent, stride in zip(forms, array.shape, array.strides, strict=True):
+        if form is None:
+            return None
+        low = high = first = form.constant
+        for a, c in form.terms:
+            r = block.ranges[a]
+            low, high = low + min(c * r.start, c * (r.stop - 1)), high + max(c * r.start, c * (r.stop - 1))
+            first += c * r.start
+            strides[a] += c * stride
+        if low < 0 or high >= extent:
+            return None
+        corner.append(slice(first, None))
+    mentioned = {a for form in forms if form is not None for a, _ in form.terms}
+    shape = [len(r) if a in mentioned else 1 for a, r in block.ranges.items()]
+    return as_strided(array[tuple(corner)], shape, list(strides.values()), writeable=False)
 
 
 # --- magnitudes -------------------------------------------------------------------------------------------------
