@@ -25,7 +25,7 @@ from ir.expr import (
     walk,
 )
 from ir.facts import at_most, below, facts_of, form_of, never_positive, of_divisions
-from ir.loop import Alloc, For, If, Nest, Stmt, Store
+from ir.loop import Alloc, Fetch, For, If, Nest, Stmt, Store
 from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
 from ir.transform import apply, blockable, unit_axes
 
@@ -270,7 +270,7 @@ def _stores(body: tuple[Stmt, ...]) -> Iterator[Store]:
                 yield from _stores(s.body)
             case If():
                 yield from _stores((*s.then, *s.orelse))
-            case Alloc():
+            case Alloc() | Fetch():
                 pass
 
 
@@ -289,6 +289,12 @@ def _check_block(body: tuple[Stmt, ...], place: _Place) -> None:
                 place.buffers[buffer] = _Buffer(shape, dtype, scope, len(place.loops))
             case Store():
                 _check_store(s, place)
+            case Fetch(buffer, index, elements):
+                require(buffer in place.buffers, f"{buffer} is fetched, which is no buffer")
+                require(len(index) == len(place.buffers[buffer].shape), f"{buffer} is fetched at {len(index)} indices")
+                require(elements > 0, f"{elements} elements of {buffer} are fetched")
+                for i in index:
+                    _check_value("an index of a fetch", i, place)
             case If(condition, then, orelse):
                 _check_value("a condition", condition, place)
                 _check_block(then, place.knowing(condition, True))

@@ -18,7 +18,7 @@ from typing import cast, get_args
 
 from ir.compute import Dag
 from ir.expr import Axis, Cast, Const, Expr, Op, Param, Read
-from ir.loop import Alloc, Buffer, For, If, Nest, Stmt, Store
+from ir.loop import Alloc, Buffer, Fetch, For, If, Nest, Stmt, Store
 from ir.schedule import (
     Block,
     CacheWrite,
@@ -187,6 +187,8 @@ def _block(body: Iterable[Stmt], indent: str) -> Iterator[str]:
                 yield f"{indent}{scope} {_name(buffer)}: {dtype}{list(shape)}"
             case Store(buffer, index, value):
                 yield f"{indent}{_name(buffer)}[{', '.join(map(expr_text, index))}] = {expr_text(value)}"
+            case Fetch(buffer, index, elements):
+                yield f"{indent}fetch {elements} from {_name(buffer)}[{', '.join(map(expr_text, index))}]"
             case If(condition, then, orelse):
                 yield f"{indent}if {expr_text(condition)}:"
                 yield from _block(then, indent + "  ")

@@ -22,7 +22,7 @@ import numpy as np
 
 from ir.affine import ZERO, Affine, affine, plus, scale
 from ir.expr import OPERATIONS, Axis, Const, Expr, Op, Read, reads
-from ir.loop import Alloc, Buffer, For, If, Nest, Stmt, Store
+from ir.loop import Alloc, Buffer, Fetch, For, If, Nest, Stmt, Store
 
 Array = np.ndarray
 Depths = Mapping[Axis, int]  # of the loops around, from the outside in
@@ -76,6 +76,8 @@ def _expressions(body: tuple[Stmt, ...]) -> Iterator[tuple[Expr, Store | None]]:
                 yield from _expressions((*then, *orelse))
             case Alloc():
                 pass
+            case Fetch(_, index, _):
+                yield from ((i, None) for i in index)
 
 
 def _in_place(read: Read, store: Store | None, source: Buffer, target: Buffer) -> bool:
@@ -125,7 +127,7 @@ def _count(body: tuple[Stmt, ...], buffer: str, depths: Depths) -> Count:
                     out = out + np.where(*_together(_value(condition, depths), *sides))
             case For():
                 out = out + _loop(s, buffer, depths)
-            case Alloc():
+            case Alloc() | Fetch():
                 pass
     return out
 

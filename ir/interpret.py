@@ -17,7 +17,7 @@ import numpy as np
 
 from ir.affine import affine
 from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read
-from ir.loop import Alloc, Buffer, For, If, Nest, Stmt, Store
+from ir.loop import Alloc, Buffer, Fetch, For, If, Nest, Stmt, Store
 
 Index = tuple[int, ...]
 Action = Callable[[], None]
@@ -130,6 +130,8 @@ class _Machine:
                 return lambda: self.memory.__setitem__(buffer, _fresh(shape, dtype))
             case Store():
                 return self.store(s)
+            case Fetch():
+                return lambda: None  # it changes when something arrives, not what
             case If(condition, then, orelse):
                 test, yes, no = self.value(condition), self.block(then), self.block(orelse)
                 return lambda: yes() if test() else no()

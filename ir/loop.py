@@ -57,7 +57,16 @@ class Store:
     value: Expr
 
 
-Stmt = For | If | Alloc | Store
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """`elements` of a buffer, from index on in the order of addresses, will be read soon. It may reach past the end."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    elements: int
+
+
+Stmt = For | If | Alloc | Store | Fetch
 
 
 @dataclass(frozen=True, slots=True)

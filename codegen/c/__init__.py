@@ -6,7 +6,7 @@ code every distinct address is computed once and every element loaded once. What
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from codegen.c.scalar import CTYPE
 from codegen.kernel import Argument, Kernel
 from ir.compute import Dag
 from ir.inplace import inplace
-from ir.loop import Nest
+from ir.loop import Fetch, For, If, Nest, Stmt
+from ir.lower.fetch import FAR_BYTES
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 
-STREAM_BYTES = 1 << 18  # a packed constant of this size is not in the caches when a network comes to it
-# Elements that it is fetched ahead of its use: 8 kB are far enough for the latency and near enough to stay. A whole panel
-# ahead was 5 % slower where panel, next panel and image do not fit the second-level cache together, and never faster.
+# Elements that a far constant is fetched ahead of its use where the nest does not say it better: 8 kB are far enough for
+# the latency and near enough to stay. A whole panel ahead was 5 % slower where panel, next panel and image do not fit the
+# second-level cache together, and never faster.
 AHEAD = 2048
 
 __all__ = ["CTYPE", "PRELUDE", "emit", "kernel"]
@@ -34,10 +35,24 @@ def kernel(
     roles = [(b, "constant" if b.name in constants else "input") for b in nest.inputs]
     roles += [(b, "output") for b in nest.outputs]
     arguments = tuple(Argument(b.name, b.shape, b.dtype, role) for b, role in roles)  # type: ignore[arg-type]
-    streams = {b.name: AHEAD for b in nest.inputs if b.name in dict(prepare) and 4 * prod(b.shape) >= STREAM_BYTES}
+    far = (b.name for b in nest.inputs if b.name in dict(prepare) and 4 * prod(b.shape) >= FAR_BYTES)
+    streams = dict.fromkeys(set(far) - set(_fetched(nest.body)), AHEAD)
     shared = tuple((o, i) for o, i in inplace(nest) if i not in constants)
     source, workspace = emit(nest, entry, streams, {name for pair in shared for name in pair})
     return Kernel(key, entry, source, arguments, prepare, workspace, inplace=shared)
+
+
+def _fetched(body: tuple[Stmt, ...]) -> Iterator[str]:
+    for s in body:
+        match s:
+            case Fetch(buffer, _, _):
+                yield buffer
+            case For(_, _, inner, _):
+                yield from _fetched(inner)
+            case If(_, then, orelse):
+                yield from _fetched((*then, *orelse))
+            case _:
+                pass
 
 
 def emit(

@@ -10,9 +10,9 @@ import numpy as np
 
 from codegen.c.scalar import CTYPE, combine
 from codegen.c.scope import Buffer
-from codegen.c.vector import NoVector, Vector, Vectors
+from codegen.c.vector import CACHE_LINE, NoVector, Vector, Vectors
 from ir.expr import Const, Expr, Op, Read
-from ir.loop import Alloc, For, If, Stmt, Store
+from ir.loop import Alloc, Fetch, For, If, Stmt, Store
 
 HORIZONTAL = {"add": "hadd", "mul": "hmul", "max": "hmax", "min": "hmin"}
 
@@ -52,7 +52,7 @@ class Emitter(Vectors):
                 return self.stored_in(inner)
             case If(_, then, orelse):
                 return self.stored_in(then) | self.stored_in(orelse)
-            case Alloc():
+            case Alloc() | Fetch():
                 return frozenset()
 
     def straight(self, body: tuple[Stmt, ...]) -> None:
@@ -62,6 +62,8 @@ class Emitter(Vectors):
                     self.alloc(s)
                 case Store():
                     self.store(s)
+                case Fetch():
+                    self.fetch(s)
                 case If():
                     self.condition(s)
                 case For(_, _, _, "unroll"):
@@ -70,6 +72,13 @@ class Emitter(Vectors):
                     self.vectorise(s)
                 case For():
                     self.loop(s)
+
+    def fetch(self, s: Fetch) -> None:
+        """Into the second-level cache, line by line."""
+        b = self.buffers[s.buffer]
+        start, at = self.address(self.access(s.buffer, s.index)), self.fresh("f")
+        line = CACHE_LINE // np.dtype(b.dtype).itemsize
+        self.line(f"for (int {at} = 0; {at} < {s.elements}; {at} += {line}) __builtin_prefetch({start} + {at}, 0, 2);")
 
     def alloc(self, a: Alloc) -> None:
         name = self.declare(a.buffer, a.shape, a.dtype, a.scope)

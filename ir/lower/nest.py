@@ -13,6 +13,7 @@ from ir.affine import ZERO, Affine, expression, plus, scale, simplify
 from ir.compute import Compute
 from ir.expr import Axis, Const, Expr, Op, reads
 from ir.loop import Alloc, For, If, Stmt
+from ir.lower.fetch import ahead
 from ir.lower.partial import around
 from ir.lower.region import Local, Place, Region, Where, inside_of, region_of, union
 from ir.lower.tile import RegisterTile
@@ -218,7 +219,7 @@ class StageNest:
 
     def _register_tiles(self, place: Place) -> Body:
         sizes = [(a, int(self.plan.register(a))) for a in self.stage.space]
-        return self.variants(sizes, {}, place, lambda tile: tile.build())
+        return (*ahead(self, place), *self.variants(sizes, {}, place, lambda tile: tile.build()))
 
     def variants(
         self, todo: list[tuple[Axis, int]], active: Mapping[Axis, int], place: Place,
