@@ -90,6 +90,7 @@ class Limits:
     cold_ratio: float
     flush_bytes: int
     abort_ratio: float
+    slow_ratio: float
     limit_ratio: float
     limit_floor: float
     limit_ceiling: float
@@ -476,6 +477,8 @@ class Child:
             undisturbed += before and after
             samples.append(seconds / repeats)
             before = after
+            if undisturbed and self.slower(samples):
+                break
         return tuple(samples)
 
     def wanting(self, spent: float, samples: int, undisturbed: int) -> bool:
@@ -489,6 +492,11 @@ class Child:
         """Far slower than the incumbent, by two samples at least: one alone may have met another process."""
         known = self.incumbent_seconds
         return len(samples) >= 2 and known is not None and min(samples) > self.batch.limits.abort_ratio * known
+
+    def slower(self, samples: Sequence[float]) -> bool:
+        """Clearly behind the incumbent, and on a core of its own: its rank is known well enough."""
+        known = self.incumbent_seconds
+        return len(samples) >= 2 and known is not None and min(samples) > self.batch.limits.slow_ratio * known
 
     def near(self, samples: tuple[float, ...]) -> bool:
         """Close enough to the incumbent that somebody may ask how it does with cold caches."""

@@ -61,6 +61,7 @@ class Settings:
     cold_ratio:     ... of programs that take no more than this many times the incumbent
     abort_ratio:    times the incumbent, after two samples; one sample poisoned a quarter of the labels, none
                     doubled the cost of a random round
+    slow_ratio:     the same for samples that nothing disturbed
     limit_ratio:    a run may take this many times the incumbent's ...
     limit_floor:    ... but at least this (a busy machine, page faults), ...
     limit_ceiling:  ... and at most this; also the limit without an incumbent
@@ -79,6 +80,7 @@ class Settings:
     cold_ratio: float = 1.1
     flush_bytes: int = 8 << 20
     abort_ratio: float = 1.6
+    slow_ratio: float = 1.25
     limit_ratio: float = 20.0
     limit_floor: float = 1.0
     limit_ceiling: float = 10.0

@@ -354,9 +354,12 @@ def _fresh(state: State, n: int, rng: np.random.Generator, taken: Sequence[Propo
     if state.enumerable:
         piles = [p.take(rng.permutation(len(p))) for p in _untaken(state, taken)]
     else:
-        ask = min(n, 2 * -(-n // len(space.sketches)))  # twice the share: another sketch may have too few
-        pairs = zip(space.sketches, gathered(space, taken), strict=True)
-        piles = [sample_valid(space, s, ask, rng, space.prints(t)).population for s, t in pairs]
+        share, banned = -(-n // len(space.sketches)), [space.prints(t) for t in gathered(space, taken)]
+        pairs = list(zip(space.sketches, banned, strict=True))
+        piles = [sample_valid(space, s, share, rng, b).population for s, b in pairs]
+        if sum(map(len, piles)) < n:  # some sketch has too few: the others stand in
+            more = (sample_valid(space, s, min(n, 2 * share), rng, b).population for s, b in pairs)
+            piles = [p if len(p) < share else m for p, m in zip(piles, more, strict=True)]
     quotas = dealt([len(p) for p in piles], n, rng)
     return [p.take(np.arange(q)) for p, q in zip(piles, quotas, strict=True)]
 
