@@ -456,7 +456,8 @@ def _death(w: Worker, limit: float, s: Settings) -> Failure:
         return Failure("timeout", f"killed after {limit:.1f} s in one call{told}")
     if w.silent:
         return Failure("timeout", f"killed: no sign of life for {s.grace_seconds:.0f} s{told}")
-    if w.usage > max(0.9 * s.memory_bytes, w.inherited) or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
+    large = w.usage > max(0.9 * s.memory_bytes, w.inherited)
+    if large or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
         return Failure("memory", f"used {w.usage >> 20} MiB of the {s.memory_bytes >> 20} MiB allowed{told}")
     if code < 0:
         return Failure("crash", f"{signal.Signals(-code).name}{told}")

@@ -5,7 +5,8 @@
 SELECT p.key AS program, p.sketch, p.choices, p.run, p.round, p.parents, p.mutation, p.prediction,
        CASE WHEN m.trusted THEN coalesce(m.score, m.best_seconds) END AS seconds, m.error_kind
 FROM judged m
-JOIN (SELECT DISTINCT ON (workload, key) * FROM programs ORDER BY workload, key, created) p
+JOIN (SELECT DISTINCT ON (workload, key) * FROM programs WHERE workload = $workload::VARCHAR
+      ORDER BY workload, key, created) p
   ON p.workload = m.workload AND p.key = m.program
 WHERE NOT m.confirmed
   AND m.workload = $workload::VARCHAR
