@@ -21,6 +21,15 @@ Score = Callable[[Population], np.ndarray]
 """Population of n programs -> n predicted throughputs relative to the best (float, higher is better)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Holes that are valid or not together, whatever the others hold: columns int64 (c), and all choices of theirs that
+    are, int32 (n x c)."""
+
+    columns: np.ndarray
+    rows: np.ndarray
+
+
 @dataclass(frozen=True)
 class Space:
     """All programs of one workload on one target.
@@ -29,6 +38,7 @@ class Space:
     valid:     (population, target) -> bool (n): the program may be built
     canonical: population -> integers (n x c), the effective values: equal rows are equal programs
     features:  (population, target) -> float32 (n x width)
+    cores:     (sketch, target) -> holes to draw together: where one program in a hundred is valid, most fail for these
     """
 
     keys: tuple[str, ...]
@@ -37,6 +47,7 @@ class Space:
     valid: Callable[[Population, Target], np.ndarray]
     canonical: Callable[[Population], np.ndarray]
     features: Callable[[Population, Target], np.ndarray]
+    cores: Callable[[Sketch, Target], Sequence[Core]]
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.sketches) or not self.sketches:
@@ -54,6 +65,13 @@ class Space:
     def everything(self) -> tuple[Population, ...]:
         """Every distinct valid program, a population a sketch. Ask `size` first."""
         return tuple(enumerate_all(self, s) for s in self.sketches)
+
+    def draw(self, sketch: Sketch, n: int, rng: np.random.Generator) -> Population:
+        """n programs: every core uniform over its valid choices, every other hole over its domain."""
+        choices = sample(sketch, n, rng).choices
+        for core in self.cores(sketch, self.target):
+            choices[:, core.columns] = core.rows[rng.integers(0, len(core.rows), size=n)]
+        return Population(sketch, choices)
 
     def legal(self, population: Population) -> Population:
         return population.take(np.flatnonzero(self.valid(population, self.target)))
@@ -126,7 +144,7 @@ def sample_valid(
     found, prints = sample(sketch, 0, rng), np.empty(0, dtype=np.uint64)
     drawn = accepted = 0
     for _ in range(batches if n > 0 else 0):
-        draw = sample(sketch, max(2 * n, 256), rng)
+        draw = space.draw(sketch, max(2 * n, 256), rng)
         fresh = space.legal(draw)
         drawn, accepted = drawn + len(draw), accepted + len(fresh)
         prints = np.concatenate([prints, space.prints(fresh)])

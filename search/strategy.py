@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from ir.schedule import Population
+from ir.schedule import Population, Sketch
 from ir.target import Target
 from search.budget import Grant, Policy, Progress, next_round, round_robin
 from search.cost_model import indifferent, spearman
-from search.evolve import Space, first_of_each
+from search.evolve import Core, Space, first_of_each
 from search.heuristic import heuristic
 from search.tuner import Known, Proposal, Result, Settings, gathered
 
@@ -130,7 +130,12 @@ def pool(space: Space, told: Known) -> Pool:
     def valid(population: Population, target: Target) -> np.ndarray:
         return np.isin(space.prints(population), prints[id(population.sketch)])
 
-    return Pool(space.keys, space.sketches, space.target, valid, space.canonical, space.features, recorded)
+    return Pool(space.keys, space.sketches, space.target, valid, space.canonical, space.features, no_cores, recorded)
+
+
+def no_cores(_sketch: Sketch, _target: Target) -> tuple[Core, ...]:
+    """Nothing is drawn together: everything is listed."""
+    return ()
 
 
 # -- the surrogate ------------------------------------------------------------------------------------------------

@@ -20,12 +20,14 @@ from ir.schedule import ComputeAt, Fuse, Population, Sketch, Tile
 from ir.target import Target
 from ir.tiling import Column, Tiling, tiling
 from ir.transform import apply, unit_axes
+from search.evolve import Core
 
 MOST_ROWS, MOST_VECTORS = 14, 8  # of a register tile along one axis, as the sketch rules offer them
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
 MOST_STATEMENTS = 128  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
+MOST_CORES = 1 << 16  # register tiles of a stage that are listed
 NOMINAL = 16  # size of a packed or blocked tile where any size shows the same structure
 
 Columns = Column  # an array with one entry a program, or one number for all of them
@@ -106,10 +108,44 @@ def _valid(population: Population, target: Target) -> Columns:
     ok = np.ones(len(population), dtype=bool)
     found = tilings(population)
     for t in found.values():
-        if t.stage.reduce:
-            ok &= _registers_fit(t, target) & _large_enough(t, target)
-        ok &= statements(t) <= MOST_STATEMENTS
+        ok &= _tile_fits(t, target)
     return ok & _buffers_fit(population, found)
+
+
+def _tile_fits(t: Tiling, target: Target) -> Columns:
+    """A question about the innermost tile alone."""
+    little = statements(t) <= MOST_STATEMENTS
+    return little & _registers_fit(t, target) & _large_enough(t, target) if t.stage.reduce else little
+
+
+@lru_cache(maxsize=1024)
+def cores(sketch: Sketch, target: Target) -> tuple[Core, ...]:
+    """The register tile of every stage that reduces: with 16 registers one in two hundred fits, and a uniform draw over
+    all holes would be thrown away for it."""
+    if any(h.kind == "split" and len(h.options) > 1 for h in sketch.holes):
+        return ()  # extents vary from row to row
+    dag, tiles = structure(sketch)
+    stages = [(dag.stage(name), tile) for name, tile in tiles.items() if name in dag.tensors]
+    return tuple(c for s, tile in stages if s.reduce and (c := _core(sketch, s, tile, target)) is not None)
+
+
+def _core(sketch: Sketch, stage: Compute, tile: Tile, target: Target) -> Core | None:
+    """None where nothing fits, or where there are too many to list."""
+    inner = tile.structure.count("S") - 1
+    names = {f"{stage.name}.{a.name}.{inner}" for a in stage.space} | {f"{stage.name}.vector", f"{stage.name}.unroll"}
+    if tile.vector in {a.name for a in stage.reduce}:
+        names.add(f"{stage.name}.{tile.vector}.1")  # vectors of partial results
+    columns = np.array(
+        [i for i, h in enumerate(sketch.holes) if h.name in names and len(h.options) > 1], dtype=np.int64
+    )
+    sizes = [len(sketch.holes[i].options) for i in columns]
+    if not sizes or prod(sizes) > MOST_CORES:
+        return None
+    every = np.zeros((prod(sizes), len(sketch.holes)), dtype=np.int32)
+    every[:, columns] = np.stack(np.unravel_index(np.arange(prod(sizes)), sizes), axis=1)
+    fits = _tile_fits(tilings(Population(sketch, every))[stage.name], target)
+    rows = every[np.broadcast_to(fits, len(every))][:, columns]
+    return Core(columns, rows) if len(rows) else None
 
 
 def rows_and_vectors(t: Tiling) -> tuple[Columns, Columns]:

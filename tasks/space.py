@@ -13,7 +13,7 @@ from search.cost_model import Schema
 from search.evolve import Space
 from search.features import NAMES, VERSION, features
 from search.sketch import RULES, Rule, sketches
-from search.validity import canonical, valid
+from search.validity import canonical, cores, valid
 
 SCHEMA = Schema(VERSION, NAMES)
 
@@ -41,4 +41,4 @@ def rules(kind: str) -> tuple[Rule, ...]:
 def space_of(workload: Workload, target: Target) -> Space:
     found = tuple(sketches(workload.dag, target, rules(target.kind)))
     keys = tuple(sketch_key(workload.key, s) for s in found)
-    return Space(keys, found, target, valid, canonical, features)
+    return Space(keys, found, target, valid, canonical, features, cores)

@@ -304,6 +304,7 @@ def test_evolution_bears_any_sketch(sketch: Sketch, seed: int) -> None:
         lambda p, target: np.ones(len(p), dtype=bool),
         lambda p: p.choices,
         lambda p, target: p.choices.astype(np.float32),
+        lambda sketch, target: (),
     )
     rng = np.random.default_rng(seed)
     founders = [sample_valid(where, sketch, 16, rng).population]

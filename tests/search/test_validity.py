@@ -20,6 +20,7 @@ from search.validity import (
     attached_region,
     by_split,
     canonical,
+    cores,
     registers,
     rows_and_vectors,
     statements,
@@ -175,3 +176,30 @@ def test_a_tile_that_spills_is_refused_and_a_small_one_too() -> None:
     assert not valid(population, few)[registers(t) > 16].any()
     assert not valid(population, ONE)[rows * vectors < 12].any()
     assert valid(population, ONE).any()
+
+
+# --- cores ------------------------------------------------------------------------------
+
+AVX2 = Target(vector_bytes=32, vector_registers=16)
+
+
+@pytest.mark.parametrize("target", [ONE, AVX2], ids=["32 registers", "16 registers"])
+@pytest.mark.parametrize("name", SOME)
+def test_cores_leave_out_no_valid_program(name: str, target: Target) -> None:
+    """What is valid has one of the listed choices in the columns of every core."""
+    for population in populations(name, target):
+        legal = population.take(np.flatnonzero(valid(population, target)))
+        for core in cores(population.sketch, target):
+            listed = set(map(tuple, core.rows.tolist()))
+            assert set(map(tuple, legal.choices[:, core.columns].tolist())) <= listed
+
+
+def test_most_of_what_is_drawn_by_cores_is_valid() -> None:
+    """Of uniform draws of a convolution one in a hundred is, with 16 registers."""
+    for sketch in sketches(ZOO["conv, padded"], AVX2):
+        uniform = sample(sketch, 4000, np.random.default_rng(0))
+        [core] = cores(sketch, AVX2)
+        drawn = uniform.choices.copy()
+        drawn[:, core.columns] = core.rows[np.random.default_rng(1).integers(0, len(core.rows), size=4000)]
+        assert valid(uniform, AVX2).mean() < 0.1
+        assert valid(Population(sketch, drawn), AVX2).mean() > 0.5

@@ -109,7 +109,15 @@ def seconds(p: Population) -> np.ndarray:
 
 def space(*sketches: Sketch) -> Space:
     chosen = sketches or (tiled(), plain())
-    return Space(tuple(f"sketch{i}" for i in range(len(chosen))), chosen, Target(), valid, canonical, features)
+    return Space(
+        tuple(f"sketch{i}" for i in range(len(chosen))),
+        chosen,
+        Target(),
+        valid,
+        canonical,
+        features,
+        lambda sketch, target: (),
+    )
 
 
 def measure(where: Space, proposals: list[Proposal], fail: int = 0) -> list[Result]:
