@@ -23,7 +23,7 @@ from ir.workload import Workload
 from search.evolve import Evolution, Space
 from search.features import NAMES
 from search.heuristic import heuristic
-from search.strategy import Mode, strategies
+from search.strategy import POLICIES, Mode, strategies
 from search.tuner import Proposal, Result, Settings, Tuner, gathered
 from tasks.model import load
 from tasks.replay import History, ReplayError, matching, read, replay, target_of
@@ -214,7 +214,8 @@ def test_search_is_not_worse_than_random(product: History, mode: Mode, trials: i
     found = figures(played(product, "evolution,random", trials, 5, mode))
     searched, drawn = found["evolution"], found["random"]
     assert searched["trials_to"]["0.9"] is not None
-    assert searched["trials_to"]["0.9"] <= (drawn["trials_to"]["0.9"] or trials)
+    blind = POLICIES[mode].warm  # trials of the first batch, before anything is learnt
+    assert searched["trials_to"]["0.9"] <= max(drawn["trials_to"]["0.9"] or trials, blind)
     last = str(trials)
     assert searched["after"][last]["median"] >= drawn["after"][last]["median"]
     assert searched["batch_median"] > (1.2 * drawn["batch_median"] if mode == "surrogate" else 0)
