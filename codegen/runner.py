@@ -53,7 +53,7 @@ class Settings:
                     got slower (median ratio 0.98 to 1.01)
     budget_seconds: for the warm samples of a program; its minimum scatters by 5 % with half of it
     patience:       times the budget that a program gets on a core that it must share ...
-    quiet_samples:  ... until so many samples had it for themselves: where another tenant has the other half of a core,
+    quiet_samples:  ... until so many samples had it to themselves: where another tenant has the other half of a core,
                     it runs at half of its peak for milliseconds at a time
     sample_seconds: a shorter sample is dominated by the clock and by interrupts
     most_samples:   enough for the minimum of a short kernel
@@ -73,7 +73,7 @@ class Settings:
     workers: int = 2
     budget_seconds: float = 0.01
     patience: float = 2.0
-    quiet_samples: int = 2
+    quiet_samples: int = 1
     sample_seconds: float = 0.00025
     most_samples: int = 20
     cold_samples: int = 2
