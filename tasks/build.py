@@ -15,7 +15,7 @@ from ir.schedule import Program
 from ir.timing import Failure
 from tasks.workbench import Workbench
 
-UNIT = 16  # programs a translation unit: more costs nothing but waiting, fewer repeat the prelude
+UNIT = 8  # programs a translation unit: fewer repeat the prelude, more keep a core waiting at either end of a batch
 COMPILER_BYTES = 2 << 30  # address space one compiler may fill
 
 
