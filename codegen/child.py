@@ -490,18 +490,20 @@ class Child:
 
     def hopeless(self, samples: tuple[float, ...]) -> bool:
         """Far slower than the incumbent, by two samples at least: one alone may have met another process."""
-        known = self.incumbent_seconds
-        return len(samples) >= 2 and known is not None and min(samples) > self.batch.limits.abort_ratio * known
+        return len(samples) >= 2 and self.behind(samples, self.batch.limits.abort_ratio)
 
     def slower(self, samples: Sequence[float]) -> bool:
         """Clearly behind the incumbent, and on a core of its own: its rank is known well enough."""
-        known = self.incumbent_seconds
-        return len(samples) >= 2 and known is not None and min(samples) > self.batch.limits.slow_ratio * known
+        return len(samples) >= 2 and self.behind(samples, self.batch.limits.slow_ratio)
 
-    def near(self, samples: tuple[float, ...]) -> bool:
+    def near(self, samples: Sequence[float]) -> bool:
         """Close enough to the incumbent that somebody may ask how it does with cold caches."""
+        return not self.behind(samples, self.batch.limits.cold_ratio)
+
+    def behind(self, samples: Sequence[float], ratio: float) -> bool:
+        """Slower than so many times the incumbent; never, where there is none."""
         known = self.incumbent_seconds
-        return known is None or min(samples) <= self.batch.limits.cold_ratio * known
+        return known is not None and min(samples) > ratio * known
 
     def cold(self, call: Entry) -> tuple[float, ...]:
         samples = []

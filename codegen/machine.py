@@ -195,7 +195,7 @@ def probe(compiler: Compiler, directory: Path, cpuinfo: Path = Path("/proc/cpuin
         features = _supported(compiler, arch, _of_width(arch, listed, width)) if _has(arch, listed, width) else None
         if features is None:
             continue
-        candidate = replace(machine, features=features, vector_bytes=width, vector_registers=_registers(arch, width))
+        candidate = replace(machine, features=features, vector_bytes=width, vector_registers=registers(arch, width))
         found = _measure(candidate, compiler, directory)
         if found and (best is None or found.peak_gflops > 1.1 * best.peak_gflops):  # wider wins ties: more registers
             best = found
@@ -228,7 +228,7 @@ def _of_width(arch: str, features: Sequence[str], width: int) -> tuple[str, ...]
     return tuple(f for f in features if not f.startswith(wide))
 
 
-def _registers(arch: str, width: int) -> int:
+def registers(arch: str, width: int) -> int:
     return 32 if width == 64 or arch in ("aarch64", "riscv64") else 16
 
 

@@ -103,7 +103,7 @@ def pack(dag: Dag, name: str, tensor: str, axis: str, tile: Callable[[str], int]
     j = next(a for a in stage.space if a.name == axis)
     before = tuple(a for a in stage.space if a in used and a != j)
     lanes = _Split.of(j, tile(axis), "tile", "lane")
-    parts = [_Split.of(a, tile(a.name), "part", "inner") for a in stage.reduce if a in used]
+    parts = [_parted(a, tile(a.name)) for a in stage.reduce if a in used]
     splits = [lanes, *parts]
     index = tuple(replace_axes(i, {s.axis: s.whole for s in splits}) for i in read.index)
     value: Expr = Read(tensor, index, read.dtype)
@@ -127,7 +127,6 @@ class _Split:
 
     @classmethod
     def of(cls, axis: Axis, size: int, outer: str, inner: str) -> _Split:
-        size = min(size, axis.extent) if outer == "part" else size  # lanes are padded, a reduction is not
         return cls(axis, Axis(f"{axis.name}.{outer}", -(-axis.extent // size)), Axis(f"{axis.name}.{inner}", size))
 
     @property
@@ -143,6 +142,11 @@ class _Split:
         return self.axis % self.inner.extent
 
 
+def _parted(axis: Axis, size: int) -> _Split:
+    """A reduction in parts, none longer than the whole: unlike lanes, they are not padded for their own sake."""
+    return _Split.of(axis, min(size, axis.extent), "part", "inner")
+
+
 def block(dag: Dag, name: str, tensor: str, axis: str, size: int) -> Dag:
     """.. P[i + w, k] ..      -->      P.block[k / M, i + w, k % M], zero-padded to whole parts
 
@@ -153,7 +157,7 @@ def block(dag: Dag, name: str, tensor: str, axis: str, size: int) -> Dag:
     found = list(dict.fromkeys(r for r in reads(stage.body) if r.tensor == tensor))
     d = found[0].index.index(k)
     shape = dag[tensor].shape
-    split = _Split.of(Axis(f"{axis}", shape[d]), size, "part", "inner")
+    split = _parted(Axis(axis, shape[d]), size)
     others = tuple(Axis(f"{tensor}.{n}", extent) for n, extent in enumerate(shape) if n != d)
     index = (*others[:d], split.whole, *others[d:])
     value = select(lt(split.whole, shape[d]), Read(tensor, index, found[0].dtype), identity(0, found[0].dtype))

@@ -28,6 +28,7 @@ REGISTER_VECTORS = tuple(range(1, 9))
 MULTIPLIERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REDUCE_TILES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 UNROLLS = (1, 2, 4, 9)
+COPIES = (".pack", ".block")  # ends of the names of operands that are copied into another order
 LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 
 
@@ -75,7 +76,7 @@ def sketches(dag: Dag, target: Target, rules: tuple[Rule, ...] | None = None) ->
 
 def _visited(new: State, stage: Compute) -> frozenset[str]:
     """The stage is done, and so are the copies that its rule put before it: they were tiled, or need no rule."""
-    copies = {c.name for c in new.dag.computes if c.name.endswith((".pack", ".block"))}
+    copies = {c.name for c in new.dag.computes if c.name.endswith(COPIES)}
     return frozenset({stage.name, f"{stage.name}.cache", *copies})
 
 
@@ -259,7 +260,7 @@ def _host(state: State, stage: Compute) -> str:
         return ""
     if any(isinstance(s, Fuse) and s.stage == stage.name for s in state.sketch.steps):
         return ""
-    if stage.name.endswith((".pack", ".block")):
+    if stage.name.endswith(COPIES):
         return ""
     root = consumers[-1].name
     while (further := _host_of(state, root)) is not None:

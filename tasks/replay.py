@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.machine import registers
 from data.query import Connection, ask, connect
 from data.store import Store
 from ir.key import parse_dag
@@ -45,6 +46,7 @@ from search.tuner import Known, Proposal, Result, Tuner, known, lessons
 from tasks.lessons import MOST_WORKLOADS, joined, learnt
 from tasks.model import ALIASES
 from tasks.space import SCHEMA, space_of
+from tasks.workbench import roofline_seconds
 
 Row = Mapping[str, Any]
 Document = dict[str, Any]  # JSON-able
@@ -149,7 +151,7 @@ def target_of(row: Row) -> Target:
     sizes = {m["level"].lower(): m["bytes"] for m in row["memory"] or ()}
     return Target(
         found["kind"], found["arch"], tuple(row["isa"] or ()), int(found["threads"]), width,
-        32 if width == 64 or found["arch"] in ("aarch64", "riscv64") else 16,  # as `codegen.machine` has it
+        registers(found["arch"], width),
         *(sizes.get(level) or getattr(plain, f"{level}_bytes") for level in ("l1", "l2", "l3")),
     )  # fmt: skip
 
@@ -187,14 +189,13 @@ def _lessons(source: Connection, others: Sequence[Row], target: Target) -> Itera
 
 
 def _roofline_seconds(row: Row, threads: int) -> float:
-    """As `Workbench.roofline_seconds`, from the store; 0 where the machine is not described."""
+    """From the store's description of the machine; 0 where there is none."""
     levels = {m["level"].lower(): m for m in row["memory"] or ()}
     if not row["peak_gflops"] or "dram" not in levels:
         return 0.0
-    caches = (levels.get(name) for name in ("l1", "l2", "l3"))
-    near = next((m for m in caches if m and row["bytes"] <= (m["bytes"] or 0) * threads), levels["dram"])
-    peak, bandwidth = (rate * threads * 1e9 for rate in (row["peak_gflops"], near["gb_per_second"] or 10.0))
-    return max(float(row["flops"] / peak), float(row["bytes"] / bandwidth))
+    sizes = {name: m["bytes"] or 0 for name, m in levels.items()}
+    bandwidth = {name: m["gb_per_second"] for name, m in levels.items()}
+    return roofline_seconds(row["flops"], row["bytes"], row["peak_gflops"], sizes, bandwidth, threads)
 
 
 # ---------------------------------------------------------------------------------------------- playing

@@ -33,14 +33,24 @@ class Workbench:
         return self.machine.peak_gflops * self.target.threads
 
     def roofline_seconds(self, flops: float, bytes_: float) -> float:
-        """No program is faster: arithmetic at the peak, or inputs and outputs once through the nearest cache that
-        holds them (Williams et al., CACM 2009)."""
-        return max(flops / (self.peak_gflops * 1e9), bytes_ / (self._bandwidth_for(bytes_) * 1e9))
+        m = self.machine
+        sizes = {"l1": m.l1_bytes, "l2": m.l2_bytes, "l3": m.l3_bytes}
+        return roofline_seconds(flops, bytes_, m.peak_gflops, sizes, m.bandwidth, self.target.threads)
 
-    def _bandwidth_for(self, bytes_: float) -> float:
-        sizes = (("l1", self.machine.l1_bytes), ("l2", self.machine.l2_bytes), ("l3", self.machine.l3_bytes))
-        level = next((name for name, size in sizes if bytes_ <= size * self.target.threads), "dram")
-        return (self.machine.bandwidth.get(level) or 10.0) * self.target.threads
+
+def roofline_seconds(
+    flops: float,
+    bytes_: float,
+    peak_gflops: float,
+    sizes: Mapping[str, int],
+    bandwidth: Mapping[str, float],
+    threads: int,
+) -> float:
+    """No program is faster: arithmetic at the peak, or inputs and outputs once through the nearest cache that holds
+    them (Williams et al., CACM 2009). peak_gflops, sizes [bytes] and bandwidth [GB/s] by level are of one core."""
+    level = next((name for name in ("l1", "l2", "l3") if bytes_ <= sizes.get(name, 0) * threads), "dram")
+    rate = (bandwidth.get(level) or 10.0) * threads
+    return max(flops / (peak_gflops * threads * 1e9), bytes_ / (rate * 1e9))
 
 
 def machine_at(compiler: Compiler, directory: Path) -> Machine:
