@@ -114,10 +114,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one job. seconds: how long it took to load, verify and measure. corrupt: this process must end."""
+    """What became of one job. undisturbed: warm samples that had their core to themselves.
+
+    seconds: how long it took to load, verify and measure. corrupt: this process must end.
+    """
 
     warm: tuple[float, ...] = ()
     cold: tuple[float, ...] = ()
+    undisturbed: int = 0
     kind: str = ""
     message: str = ""
     error: float | None = None
@@ -373,9 +377,9 @@ class Child:
         began = time.monotonic()
         try:
             call, error, bound, second = self.verified(job)
-            warm = self.warm(call, second)
+            warm, undisturbed = self.warm(call, second)
             cold = self.cold(call) if self.near(warm) else ()
-            report = Report(warm, cold, error=error, bound=bound)
+            report = Report(warm, cold, undisturbed, error=error, bound=bound)
         except Wrong as w:
             report = Report(kind=w.kind, message=str(w), corrupt=w.corrupt)
         except MemoryError:
@@ -456,8 +460,9 @@ class Child:
             if not o.written and not np.array_equal(b.bytes, source(o.path).reshape(-1).view(np.uint8)):
                 raise Wrong(f"input {o.name} was modified", corrupt=True)
 
-    def warm(self, call: Entry, second: float) -> tuple[float, ...]:
-        """Samples in seconds a call. A sample repeats a short kernel; the verified run counts if it was long enough.
+    def warm(self, call: Entry, second: float) -> tuple[tuple[float, ...], int]:
+        """Samples in seconds a call, and how many of them nothing disturbed. A sample repeats a short kernel; the
+        verified run counts if it was long enough.
 
         Disturbed samples do not use up the budget before `patience` times the budget is spent.
         """
@@ -479,7 +484,7 @@ class Child:
             before = after
             if undisturbed and self.slower(samples):
                 break
-        return tuple(samples)
+        return tuple(samples), undisturbed
 
     def wanting(self, spent: float, samples: int, undisturbed: int) -> bool:
         """More samples of this program, please."""

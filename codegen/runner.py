@@ -503,6 +503,7 @@ def _timing(b: Binary, r: Report, base: float | None) -> Timing:
         error=r.error,
         bound=r.bound,
         relative=best / base if best is not None and base is not None else None,
+        undisturbed=r.undisturbed,
         failure=failure,
         build_seconds=b.build_seconds,
         measure_seconds=r.seconds,

@@ -23,6 +23,7 @@ class Timing:
     warm: operands in cache. cold: after the caches were flushed. verified: compared with the oracle, NaN-filled
     outputs and guard bytes intact. error, bound: largest deviation and what was allowed at that element.
     relative: best warm time over the incumbent's, both from this batch (None without an incumbent).
+    undisturbed: warm samples that had their core to themselves.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Timing:
     error: float | None = None
     bound: float | None = None
     relative: float | None = None
+    undisturbed: int = 0
     failure: Failure | None = None
     build_seconds: float = 0.0
     measure_seconds: float = 0.0

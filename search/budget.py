@@ -96,11 +96,11 @@ def next_round(workloads: Sequence[Progress], trials_left: int, policy: Policy =
     if cold or barren:
         chosen = min(cold or barren, key=lambda p: (len(p.best), -p.weight, p.key))
         return Grant(
-            chosen.key, _batch(chosen, trials_left, len(cold) or 1, _size(workloads, bool(cold), policy)), None
+            chosen.key, _batch(chosen, trials_left, len(cold) or 1, _size(open_ones, bool(cold), policy)), None
         )
     gains = {p.key: gain(p, workloads, policy) for p in open_ones}
     chosen = min(open_ones, key=lambda p: (-gains[p.key], p.trials, p.key))
-    return Grant(chosen.key, _batch(chosen, trials_left, 1, _size(workloads, False, policy)), gains[chosen.key])
+    return Grant(chosen.key, _batch(chosen, trials_left, 1, _size(open_ones, False, policy)), gains[chosen.key])
 
 
 def round_robin(workloads: Sequence[Progress], trials_left: int, policy: Policy = Policy()) -> Grant | None:
@@ -110,7 +110,7 @@ def round_robin(workloads: Sequence[Progress], trials_left: int, policy: Policy 
         return None
     chosen = min(open_ones, key=lambda p: (len(p.best), -p.weight, p.key))
     cold = sum(not p.best for p in open_ones)
-    return Grant(chosen.key, _batch(chosen, trials_left, cold or 1, _size(workloads, cold > 0, policy)), None)
+    return Grant(chosen.key, _batch(chosen, trials_left, cold or 1, _size(open_ones, cold > 0, policy)), None)
 
 
 def verdict(p: Progress, policy: Policy = Policy()) -> Verdict:
@@ -155,10 +155,10 @@ def _throughputs(p: Progress, workloads: Sequence[Progress]) -> list[float]:
     return [q.flops / q.seconds for q in alike if q.seconds and q.flops > 0]
 
 
-def _size(workloads: Sequence[Progress], cold: bool, policy: Policy) -> int:
+def _size(open_ones: Sequence[Progress], cold: bool, policy: Policy) -> int:
     """A workload that has the budget to itself gets full batches; beside others smaller ones, so that the gradient
     has most of the budget to deal."""
-    if len(workloads) == 1:
+    if len(open_ones) == 1:
         return policy.batch
     return policy.warm if cold else policy.shared
 

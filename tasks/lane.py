@@ -139,14 +139,17 @@ def measure(lane: Lane, bench: Workbench, built: Sequence[Binary | Failure], pro
 
 
 def _twice(lane: Lane, bench: Workbench, binaries: Sequence[Binary], beat: Binary | None) -> Batch:
-    """Every program once, the promising ones again: a burst of other load on the machine lasts longer than a program's
-    turn, and would bury a fast one for good."""
+    """Every program once, the promising ones that something disturbed again: a burst of other load on the machine
+    lasts longer than a program's turn, and would bury a fast one for good."""
     assert lane.case is not None
     first = bench.runner.measure(binaries, lane.case, beat, lane.far_bytes)
     times = [t.best for t in first.timings if t.best is not None]
     if not times:
         return first
-    again = [i for i, t in enumerate(first.timings) if t.best is not None and t.best <= PROMISING * min(times)]
+    doubtful = [(i, t.best) for i, t in enumerate(first.timings) if t.best is not None and not t.undisturbed]
+    again = [i for i, seconds in doubtful if seconds <= PROMISING * min(times)]
+    if not again:
+        return first
     second = bench.runner.measure([binaries[i] for i in again], lane.case, beat, lane.far_bytes)
     timings = list(first.timings)
     for i, t in zip(again, second.timings, strict=True):
