@@ -26,8 +26,9 @@ from ir.expr import (
 )
 from ir.facts import at_most, below, facts_of, form_of, never_positive, of_divisions
 from ir.loop import Alloc, Fetch, For, If, Nest, Stmt, Store
-from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
-from ir.transform import apply, blockable, unit_axes
+from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile, Winograd
+from ir.transform import apply, blockable, constants, unit_axes
+from ir.winograd import sliding
 
 
 class Illegal(ValueError):
@@ -181,6 +182,9 @@ def _check_step(sketch: Sketch, step: Step, dag: Dag, tiled: dict[str, Tile]) ->
         case Rfactor():
             require(bool(stage.reduce) and stage.combiner.reorders, f"{place}, whose reduction must keep its order")
             require(f"{step.stage}.rfactor" in sketch.column, f"{place} without its hole")
+        case Winograd(_, m):
+            require(sliding(stage, constants(dag)) is not None, f"{place}: no window slides in it")
+            require(2 <= m <= 6, f"{place}: tiles of {m}")
         case Pack(_, tensor, axis):
             require(any(r.tensor == tensor for r in reads(stage.body)), f"{place}: it does not read {tensor}")
             require(axis in [a.name for a in stage.space], f"{place}: it has no space axis {axis}")

@@ -33,6 +33,7 @@ from ir.schedule import (
     Sketch,
     Step,
     Tile,
+    Winograd,
 )
 from ir.text import PLAIN, RESERVED, Known, Parser, dag_text, expr_text, parse_dag
 
@@ -82,6 +83,8 @@ def _step(step: Step) -> str:
             return f"cache {stage}"
         case Rfactor(_, side):
             return f"rfactor {stage} {side}"
+        case Winograd(_, m):
+            return f"winograd {stage} by {m}"
         case Pack(_, tensor, axis):
             return f"pack {_name(tensor)} for {stage} along {_name(axis)}"
         case Block(_, tensor, axis):
@@ -128,6 +131,10 @@ def _parse_step(p: Parser) -> Step:
         case "rfactor":
             stage, side = p.name(), p.name()
             return Rfactor(stage, "outer" if side == "outer" else "inner")
+        case "winograd":
+            stage = p.name()
+            p.expect("by")
+            return Winograd(stage, p.integer())
         case "pack":
             tensor, stage, axis = p.name(), _after(p, "for"), _after(p, "along")
             return Pack(stage, tensor, axis)

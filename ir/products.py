@@ -32,7 +32,7 @@ class Block:
 
     def grid(self, axis: Axis) -> Array:
         r = self.ranges[axis]
-        return np.arange(r.start, r.stop, dtype=np.int64).reshape([len(r) if a is axis else 1 for a in self.ranges])
+        return np.arange(r.start, r.stop, dtype=np.int64).reshape([len(r) if a == axis else 1 for a in self.ranges])
 
 
 def blocks(

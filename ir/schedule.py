@@ -59,6 +59,17 @@ class Rfactor:
 
 
 @dataclass(frozen=True, slots=True)
+class Winograd:
+    """y[i] = sum_t x[i + t] * w[t]      -->      y[i] = back(sum of products of transformed x and w), m results at a time
+
+    Fewer multiplications for a window that slides a step at a time over constant weights: see `ir.winograd`.
+    """
+
+    stage: str
+    m: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
     """.. B[k, j] ..      -->      B.pack[j / N, k / M, k % M, j % N] zero-padded, N and M the stage's tiles of j and k
 
@@ -118,7 +129,7 @@ class ComputeAt:
     consumer: str
 
 
-Step = Inline | CacheWrite | Rfactor | Pack | Block | Tile | Fuse | ComputeAt
+Step = Inline | CacheWrite | Rfactor | Winograd | Pack | Block | Tile | Fuse | ComputeAt
 
 
 @dataclass(frozen=True)

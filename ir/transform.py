@@ -1,4 +1,4 @@
-"""Schedule steps that rewrite the DAG itself: inline, cache_write, rfactor, pack, block."""
+"""Schedule steps that rewrite the DAG itself: inline, cache_write, rfactor, pack, block; winograd has its own module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from math import prod
 from ir.affine import affine, replace_axes, simplify
 from ir.compute import Compute, Dag, Input, identity
 from ir.expr import Axis, Const, Expr, Read, axes, children, lt, reads, rebuild, select
-from ir.schedule import Block, CacheWrite, Inline, Pack, Rfactor, Step
+from ir.schedule import Block, CacheWrite, Inline, Pack, Rfactor, Step, Winograd
+from ir.winograd import winograd
 
 Tile = Callable[[str, str], int]  # stage, axis -> its innermost tile of a space axis, its inner tile of a reduce axis
 
@@ -23,6 +24,8 @@ def apply(dag: Dag, step: Step, values: Mapping[str, int], tile: Tile) -> Dag:
             return cache_write(dag, stage)
         case Rfactor(stage, side):
             return rfactor(dag, stage, side, values[f"{stage}.rfactor"])
+        case Winograd(stage, m):
+            return winograd(dag, stage, m, constants(dag))
         case Pack(stage, tensor, axis):
             return pack(dag, stage, tensor, axis, lambda a: tile(stage, a))
         case Block(stage, tensor, axis):
@@ -201,6 +204,11 @@ def constant_stages(dag: Dag) -> dict[str, Compute]:
             known.add(c.name)
             out[c.name] = c
     return out
+
+
+def constants(dag: Dag) -> frozenset[str]:
+    """Names of all tensors that are known before run time."""
+    return frozenset({i.name for i in dag.inputs if i.constant} | set(constant_stages(dag)))
 
 
 def hoist(dag: Dag) -> tuple[Dag, tuple[tuple[str, Dag], ...]]:

@@ -10,35 +10,20 @@ a second copy of it over another cache would be the same feature again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from ir.compute import Compute
 from ir.schedule import Population
 from ir.target import Target
 from ir.tiling import Column, Tiling
-from search.access import (
-    Access,
-    Blocks,
-    Loads,
-    Loops,
-    Plan,
-    Stage,
-    accesses,
-    blocks_of,
-    divides,
-    issued,
-    loops_of,
-    plan_of,
-    unrolled_steps,
-)
-from search.validity import attached_region, by_split, registers, rows_and_vectors, tilings
+from search.access import Loads, Plan, accesses, divides, plan_of
+from search.traffic import View, entering, lane_waste, view
+from search.validity import attached_region, by_split, places, registers, tilings
 
 __all__ = ["NAMES", "VERSION", "WIDTH", "Loads", "accesses", "features"]
 
-VERSION = 1
+VERSION = 2
 
 NAMES: tuple[str, ...] = (
     # the workload, so that one model serves all of them
@@ -72,6 +57,8 @@ NAMES: tuple[str, ...] = (
     "others.flops", "others.points", "others.cycles", "others.registers", "others.intensity", "others.size",
     "others.traffic_l1", "others.traffic_l2", "others.statements", "others.math", "others.scalar", "others.strided",
     "others.waste", "others.degree", "others.balance",
+    # all stages together, whatever the algorithm: times what the workload's own flops take at the peak
+    "estimate.slowdown",
 )  # fmt: skip
 
 WIDTH = len(NAMES)
@@ -96,94 +83,14 @@ def features(population: Population, target: Target) -> np.ndarray:
 # --- features of one stage --------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _View:
-    """One stage of a population, and what its features share."""
-
-    known: Stage
-    tiling: Tiling
-    target: Target
-    loops: Loops
-    rows: Column
-    vectors: Column
-    unrolled: Column
-    loads: Mapping[str, Column]  # "adjacent", "same", "strided" -> instructions a flop
-    boxes: tuple[np.ndarray, ...]  # bytes (L + 1, n or 1) of every access, the output last
-    parts: Mapping[str, np.ndarray]  # "along", "other", "out", "all" -> bytes (L + 1, n)
-
-    @property
-    def stage(self) -> Compute:
-        return self.known.stage
-
-    @property
-    def steps(self) -> Column:
-        """Vector operations of the register tiles, tails rounded up to whole vectors: a multiply-add each."""
-        return self.known.points / np.asarray(self.tiling.lanes, np.float64) * _lane_waste(self.tiling)
-
-
-def _view(known: Stage, t: Tiling, target: Target, n: int) -> _View:
-    loops = loops_of(t, n)
-    rows, vectors = (np.asarray(x, np.float64) for x in rows_and_vectors(t))
-    unrolled = unrolled_steps(t)
-    straight = np.asarray(prod(unrolled.values(), start=np.float64(1)))
-    loads = _instructions(known, t, blocks_of(t, unrolled))
-    flat = np.zeros((len(loops.axis) + 1, 1), np.float32)
-    boxes = tuple(a.footprint(loops.spans.__getitem__) + flat for a in (*known.accesses, known.output))
-    return _View(known, t, target, loops, rows, vectors, straight, loads, boxes, _parts(known, boxes, n))
-
-
-def _instructions(known: Stage, t: Tiling, blocks: Blocks) -> dict[str, Column]:
-    """Load instructions a flop; strided vectors are gathered lane by lane."""
-    out: dict[str, Column] = {"adjacent": np.float64(0), "same": np.float64(0), "strided": np.float64(0)}
-    for access in known.accesses:
-        width = t.lanes if access.lanes == "adjacent" else 1
-        out[access.lanes] = out[access.lanes] + issued(access, blocks) / (width * known.flops)
-    return out
-
-
-def _parts(known: Stage, boxes: tuple[np.ndarray, ...], n: int) -> dict[str, np.ndarray]:
-    out = {part: np.zeros((len(boxes[-1]), n), np.float32) for part in ("along", "other", "out")}
-    for access, box in zip((*known.accesses, known.output), boxes, strict=True):
-        out[known.part(access)] += box
-    return out | {"all": out["along"] + out["other"] + out["out"]}
-
-
-def _traffic(v: _View, cache: int) -> dict[str, Column]:
-    """Bytes a flop that enter a cache: "along", "other", "out".
-
-    The outermost box that fits is loaded once per pass of the loops around it; an operand that the loops directly
-    around do not index stays where it is.
-    """
-    large = v.parts["all"][:-1] > cache
-    at = large.sum(axis=0)  # number of loops outside the box that fits: inner boxes are never larger
-    outside = np.where(large, v.loops.trips, np.float32(1))
+def _traffic(v: View, cache: int) -> dict[str, Column]:
+    """Bytes a flop that enter a cache: "along", "other", "out"."""
     out: dict[str, Column] = {"along": np.float64(0), "other": np.float64(0), "out": np.float64(0)}
-    for access, box in zip((*v.known.accesses, v.known.output), v.boxes, strict=True):
-        held = box[at, np.arange(len(at)) if box.shape[1] != 1 else 0]
+    for access, bytes_ in entering(v, cache):
         part = v.known.part(access)
-        out[part] = out[part] + held * _passes(access, v.loops, outside) / v.known.flops
+        out[part] = out[part] + bytes_ / v.known.flops
     out["out"] = out["out"] * 2 + v.known.consumer_bytes * prod(v.stage.shape) / v.known.flops  # read and written
     return out
-
-
-def _passes(access: Access, loops: Loops, outside: np.ndarray) -> Column:
-    """How often the loops outside a box bring it in again: from the innermost that moves it outward, all count."""
-    moved = np.zeros(outside.shape[1], bool)
-    out = np.ones(outside.shape[1], np.float32)
-    for a, trips in zip(reversed(loops.axis), outside[::-1], strict=True):
-        if a in access.axes:
-            moved |= trips > 1
-            out *= trips
-        else:
-            np.multiply(out, trips, out=out, where=moved)
-    return out
-
-
-def _lane_waste(t: Tiling) -> Column:
-    """Lanes computed over lanes wanted."""
-    if t.vector is None:
-        return np.float64(1)
-    return -(-t.vector.extent // t.lanes) * t.lanes / t.vector.extent
 
 
 def _row_waste(t: Tiling) -> Column:
@@ -201,7 +108,7 @@ def _tiles(t: Tiling) -> list[tuple[int, Column]]:
     return [(a.extent, np.clip(t.register(a), 1, a.extent).astype(np.float64)) for a in t.stage.space if a.extent > 1]
 
 
-def _cycles(v: _View, l1: Column, l2: Column) -> Column:
+def _cycles(v: View, l1: Column, l2: Column) -> Column:
     """A flop's cycles by the narrowest of: arithmetic (its latency hidden by independent accumulators only), loads,
     stores, bytes into L1 and into L2."""
     hidden = np.minimum(v.rows * v.vectors, FMA * LATENCY) / (FMA * LATENCY) if v.stage.reduce else np.float64(1)
@@ -211,12 +118,18 @@ def _cycles(v: _View, l1: Column, l2: Column) -> Column:
     return np.maximum.reduce(np.broadcast_arrays(arithmetic / v.known.flops, loads, l1 / INTO_L1, l2 / INTO_L2))
 
 
+def _slots(v: View) -> Column:
+    """Flops that the units could have issued while the stage runs."""
+    l1, l2 = (sum(_traffic(v, c).values(), np.float64(0)) for c in (v.target.l1_bytes, v.target.l2_bytes))
+    return _cycles(v, l1, l2) * v.known.flops * 2 * FMA * (v.target.vector_bytes // 4)
+
+
 # --- the anchor -------------------------------------------------------------------------
 
 
 def _columns(population: Population, target: Target) -> dict[str, Column]:
     plan, found = plan_of(population.sketch), tilings(population)
-    views = {n: _view(s, found[n], target, len(population)) for n, s in plan.stages.items()}
+    views = {n: view(s, found[n], target, len(population)) for n, s in plan.stages.items()}
     anchor = views[plan.anchor]
     l1, l2, l3 = (_traffic(anchor, c) for c in (target.l1_bytes, target.l2_bytes, target.l3_bytes))
     return {
@@ -233,6 +146,7 @@ def _columns(population: Population, target: Target) -> dict[str, Column]:
         **{f"parallel.{k}": x for k, x in _parallel(anchor).items()},
         **_place(plan, population, found, target),
         **_others([v for n, v in views.items() if n != plan.anchor], plan.flops, len(population)),
+        "estimate.slowdown": sum(map(_slots, views.values()), np.float64(0)) / max(plan.flops, 1),
     }
 
 
@@ -254,7 +168,7 @@ def _work(plan: Plan, target: Target) -> dict[str, Column]:
     }
 
 
-def _tile(v: _View) -> dict[str, Column]:
+def _tile(v: View) -> dict[str, Column]:
     t = v.tiling
     size = v.rows * v.vectors
     whole = prod((np.floor(n / r) * r / n for n, r in _tiles(t)), start=np.float64(1))
@@ -267,7 +181,7 @@ def _tile(v: _View) -> dict[str, Column]:
         "tile.lanes": np.asarray(t.lanes),
         "tile.vector_bytes": np.asarray(t.lanes) * v.known.output.bytes / v.target.vector_bytes,
         "tile.row_axes": sum((np.asarray(t.register(a) > 1) * 1 for a in t.stage.space if a != t.vector), np.int64(0)),
-        "tile.lane_waste": _lane_waste(t),
+        "tile.lane_waste": lane_waste(t),
         "tile.row_waste": _row_waste(t),
         "tile.tail_share": 1 - whole,
         "tile.variants": _variants(t),
@@ -285,7 +199,7 @@ def _letters(t: Tiling) -> dict[str, int]:
     return out | {"r0": r[0] if len(r) > 1 else -1, "r1": r[-1] if r else -1}
 
 
-def _nest(v: _View) -> dict[str, Column]:
+def _nest(v: View) -> dict[str, Column]:
     t, at = v.tiling, _letters(v.tiling)
     out = {f"loop.{name}": v.loops.of(level) for name, level in at.items()}
     for s in ("s0", "s1", "s2"):
@@ -297,7 +211,7 @@ def _nest(v: _View) -> dict[str, Column]:
     return out | {"loop.vector_first": np.asarray(t.vector_first), "loop.partial_bytes": partial}
 
 
-def _fit(v: _View) -> dict[str, Column]:
+def _fit(v: View) -> dict[str, Column]:
     """Footprints of the register tile's whole reduction, of what stands inside R0, around R0, and inside S0."""
     at, target = _letters(v.tiling), v.target
     inner = v.loops.after(at["r1"] - 1) if at["r1"] >= 0 else len(v.loops.axis)
@@ -316,7 +230,7 @@ def _fit(v: _View) -> dict[str, Column]:
     return out
 
 
-def _issue(v: _View, l1: Column, l2: Column) -> dict[str, Column]:
+def _issue(v: View, l1: Column, l2: Column) -> dict[str, Column]:
     """A flop's share, but for the count of operations and of conflicts."""
     box = v.loops.after(_letters(v.tiling)["r1"] - 1) if v.stage.reduce else len(v.loops.axis)
     return {
@@ -331,14 +245,14 @@ def _issue(v: _View, l1: Column, l2: Column) -> dict[str, Column]:
     }
 
 
-def _stores(v: _View) -> Column:
+def _stores(v: View) -> Column:
     """Vectors written, once per part of the reduction."""
     parts = v.loops.of(_letters(v.tiling)["r0"])
     lanes = 1 if v.tiling.lanes_reduce or v.known.output.lanes != "adjacent" else v.tiling.lanes
     return prod(v.stage.shape) * parts / lanes / v.known.flops
 
 
-def _conflicts(v: _View, box: int) -> Column:
+def _conflicts(v: View, box: int) -> Column:
     """Lines of the tile's reduction that compete for the same set: indices a multiple of a page apart."""
     out: Column = np.float32(0)
     for access in (*v.known.accesses, v.known.output):
@@ -348,7 +262,7 @@ def _conflicts(v: _View, box: int) -> Column:
     return out
 
 
-def _parallel(v: _View) -> dict[str, Column]:
+def _parallel(v: View) -> dict[str, Column]:
     """The outermost loops that really turn, as many as the program marks."""
     degree, depth = np.ones(v.loops.trips.shape[1:]), np.zeros(v.loops.trips.shape[1:])
     marked, threads = np.asarray(v.tiling.parallel), v.target.threads
@@ -370,11 +284,13 @@ def _parallel(v: _View) -> dict[str, Column]:
 
 def _place(plan: Plan, population: Population, found: Mapping[str, Tiling], target: Target) -> dict[str, Column]:
     n = len(population)
+    chosen = places(population)
     count, worst, most, local, root = np.zeros(n), np.ones(n), np.ones(n), np.zeros(n), np.zeros(n)
     for step in plan.attached:
-        inside = population.get(f"{step.stage}.at", 0) > 0
+        at = chosen[step.stage]
+        inside = at > 0
         stage = plan.dag.stage(step.stage)
-        size, runs = attached_region(population, step, plan.dag, found[step.consumer])
+        size, runs = attached_region(population, step, plan.dag, found[step.consumer], at)
         size_bytes, whole = np.dtype(stage.dtype).itemsize, max(prod(stage.shape), 1)
         count += inside
         worst = np.where(inside, np.maximum(worst, runs * size / whole), worst)
@@ -410,7 +326,7 @@ def _copies(plan: Plan, found: Mapping[str, Tiling]) -> dict[str, Column]:
 # --- the other stages -------------------------------------------------------------------
 
 
-def _others(views: list[_View], flops: float, n: int) -> dict[str, Column]:
+def _others(views: list[View], flops: float, n: int) -> dict[str, Column]:
     """Sums over all stages but the anchor; worst cases where a sum says nothing."""
     out = {name.removeprefix("others."): np.zeros(n) for name in NAMES if name.startswith("others.")}
     out["balance"] = np.ones(n)
@@ -435,7 +351,7 @@ def _others(views: list[_View], flops: float, n: int) -> dict[str, Column]:
             "registers": registers(v.tiling) / v.target.vector_registers if v.stage.reduce else np.float64(0),
             "intensity": v.rows * v.vectors / (v.rows + v.vectors) if v.stage.reduce else np.float64(0),
             "size": v.rows * v.vectors,
-            "waste": _lane_waste(v.tiling) * _row_waste(v.tiling),
+            "waste": lane_waste(v.tiling) * _row_waste(v.tiling),
             "degree": spread["degree"],
         }
         out |= {k: out[k] + x for k, x in sums.items()} | {k: np.maximum(out[k], x) for k, x in most.items()}

@@ -15,9 +15,10 @@ from math import prod
 from ir.affine import affine
 from ir.compute import Compute, Dag
 from ir.expr import Axis, Const, Op, Read, axes, dtype_of, reads, walk
-from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile
+from ir.schedule import Block, CacheWrite, ComputeAt, Fuse, Hole, Inline, Pack, Rfactor, Sketch, Step, Tile, Winograd
 from ir.target import Target
-from ir.transform import apply, blockable, constant_stages, packable, unit_axes
+from ir.transform import apply, blockable, constant_stages, constants, packable, unit_axes
+from ir.winograd import saving, sliding
 
 When = Callable[["State", Compute], bool]
 Then = Callable[["State", Compute], Iterable["State"]]
@@ -29,6 +30,9 @@ MULTIPLIERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REDUCE_TILES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 UNROLLS = (1, 2, 4, 9)
 COPIES = (".pack", ".block")  # ends of the names of operands that are copied into another order
+FILTER_TILES = (2, 4)  # results of a Winograd tile, each way
+MOST_POINTS = 6  # with more, float32 loses too many digits (Barabasz et al., TOMS 2020)
+WORTH = 1.3  # times fewer steps, or it is not tried
 LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 
 
@@ -75,7 +79,10 @@ def sketches(dag: Dag, target: Target, rules: tuple[Rule, ...] | None = None) ->
 
 
 def _visited(new: State, stage: Compute) -> frozenset[str]:
-    """The stage is done, and so are the copies that its rule put before it: they were tiled, or need no rule."""
+    """The stage is done, and so are the copies that its rule put before it: they were tiled, or need no rule. An
+    algorithm that took its place is made of stages that no rule has seen; only what depends on constants needs none."""
+    if new.sketch.steps and isinstance(new.sketch.steps[-1], Winograd):
+        return frozenset(constant_stages(new.dag))
     copies = {c.name for c in new.dag.computes if c.name.endswith(COPIES)}
     return frozenset({stage.name, f"{stage.name}.cache", *copies})
 
@@ -101,13 +108,18 @@ def is_inlinable(state: State, stage: Compute) -> bool:
 def selects_constants(state: State, stage: Compute) -> bool:
     """It multiplies by a small table written as selects on its axes (a Winograd transform): unrolled, the zeros and
     ones of the table cost nothing."""
-    return bool(_table_axes(stage))
+    return bool(table_axes(stage))
 
 
 def reuses_data(state: State, stage: Compute) -> bool:
     """Some element is read more than once: an operand misses a loop over which the stage runs."""
     missing = sum(_misses_an_axis(stage, r) for r in _distinct_reads(stage))
     return missing >= 2 or (missing >= 1 and bool(stage.reduce))
+
+
+def slides(state: State, stage: Compute) -> bool:
+    """A window of several taps slides over its data a step at a time."""
+    return not any(isinstance(s, Winograd) for s in state.sketch.steps) and bool(_filter_tiles(state, stage))
 
 
 def fuses_into_consumer(state: State, stage: Compute) -> bool:
@@ -189,14 +201,35 @@ def _is_copied(state: State, tensor: str) -> bool:
     return tensor not in constant_stages(state.dag) and len(state.dag.consumers(tensor)) == 1
 
 
+def filter_minimally(state: State, stage: Compute) -> Iterable[State]:
+    """The same sums by fewer multiplications: Winograd's algorithm, in tiles of two sizes."""
+    for m in _filter_tiles(state, stage):
+        yield state.then(Winograd(stage.name, m), rule="winograd")
+
+
+def _filter_tiles(state: State, stage: Compute) -> tuple[int, ...]:
+    """Tile sizes that save a good part of the multiplications, with few enough points to stay exact."""
+    known = constants(state.dag)
+    found = sliding(stage, known)
+    if found is None:
+        return ()
+    taps = max(s.tap.extent for s in found.slides[-2:])
+    fit = [m for m in FILTER_TILES if m + taps - 1 <= MOST_POINTS]
+    return tuple(m for m in fit if saving(state.dag, stage.name, m, known) >= WORTH)
+
+
 def _levels(stage: Compute, vector: str) -> str:
     """Lanes along the reduction hold partial results until all of it is summed: it is not split again."""
     return "SSRS" if any(a.name == vector for a in stage.reduce) else "SSRSRS"
 
 
 def unroll_constants(state: State, stage: Compute) -> Iterable[State]:
-    vector = next((v for v in vector_axes(state.dag, stage) if v not in {a.name for a in _table_axes(stage)}), "")
-    yield _tiled(state, stage, vector, "SRS" if stage.reduce else "SS", "unroll-constants")
+    vector = next((v for v in vector_axes(state.dag, stage) if v not in {a.name for a in table_axes(stage)}), "")
+    consumer = matched_consumer(state.dag, stage) if stage.reduce else None
+    if consumer is not None:
+        state = state.then(Fuse(stage.name, consumer.name, 1), rule="fuse")
+    structure = "SSRS" if _periods(stage) else "SRS"  # whole periods of a table's results, for producers to run inside
+    yield _tiled(state, stage, vector, structure if stage.reduce else "SS", "unroll-constants")
 
 
 def rfactor(state: State, stage: Compute) -> Iterable[State]:
@@ -316,7 +349,9 @@ def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> 
         for level in range(1, s_levels):
             innermost = level == s_levels - 1
             options = (
-                _register_options(stage, a, vector, width, structure) if innermost else _multipliers(a, vector, width)
+                _register_options(stage, a, vector, width, structure)
+                if innermost
+                else _factors(stage, a, vector, width)
             )
             if options != (1,):
                 yield Hole(f"{stage.name}.{a.name}.{level}", options, "tile", stage.name, a.name)
@@ -329,19 +364,38 @@ def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> 
 
 
 def _register_options(stage: Compute, a: Axis, vector: str, width: int, structure: str) -> tuple[int, ...]:
-    if a in _table_axes(stage):
-        return (a.extent,)
+    if a in table_axes(stage):
+        return (table_axes(stage)[a],)
     if a.name == vector:
         most = -(-a.extent // width)
         return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4)) if n <= most)
-    if structure == "SS" or (a != _last_row(stage, vector) and structure == "SRS"):
+    if (
+        structure == "SS"
+        or table_axes(stage)
+        or _shares_nothing(stage, a)
+        or (a != _last_row(stage, vector) and structure == "SRS")
+    ):
         return (1,)
     return tuple(n for n in REGISTER_ROWS if n <= a.extent)
+
+
+def _shares_nothing(stage: Compute, a: Axis) -> bool:
+    """A batch axis, of all operands: rows along it are products of their own."""
+    found = _distinct_reads(stage)
+    return len(found) > 1 and all(a in set().union(*(axes(i) for i in r.index), set()) for r in found)
 
 
 def _last_row(stage: Compute, vector: str) -> Axis | None:
     rows = [a for a in stage.space if a.name != vector and a.extent > 1]
     return rows[-1] if rows else None
+
+
+def _factors(stage: Compute, a: Axis, vector: str, width: int) -> tuple[int, ...]:
+    """Of a level outside the register tile; of an axis that works in periods, only whole ones."""
+    period = _periods(stage).get(a, 1)
+    if period == 1 or a in table_axes(stage):
+        return _multipliers(a, vector, width)
+    return tuple(period * n for n in _multipliers(Axis(a.name, -(-a.extent // period)), vector, width))
 
 
 def _multipliers(a: Axis, vector: str, width: int) -> tuple[int, ...]:
@@ -362,7 +416,7 @@ def _divisors(n: int) -> tuple[int, ...]:
 def _marks(stage: Compute, vector: str, structure: str, target: Target) -> Iterator[Hole]:
     loops = sum(a.extent > 1 for a in stage.space)
     if stage.reduce:
-        table = prod(a.extent for a in stage.reduce if a in _table_axes(stage))
+        table = prod(a.extent for a in stage.reduce if a in table_axes(stage))
         yield Hole(f"{stage.name}.unroll", UNROLLS if table == 1 else (table,), "unroll", stage.name)
     if loops > 1 and vector in {a.name for a in stage.space}:
         yield Hole(f"{stage.name}.order", (0, 1), "order", stage.name)
@@ -429,16 +483,27 @@ def _packed(state: State, stage: Compute, vector: str) -> list[str]:
 
 
 @cache
-def _table_axes(stage: Compute) -> frozenset[Axis]:
-    """Axes of at most 8 indices that a condition of the body compares with a number."""
-    found: set[Axis] = set()
+def table_axes(stage: Compute) -> dict[Axis, int]:
+    """Axes that a condition of the body compares with a number, and after how many indices (8 at most) it repeats."""
+    found: dict[Axis, int] = {}
     for node in walk(stage.body):
         match node:
             case Op("eq", (Axis() as a, Const())) if a in stage.axes and a.extent <= 8:
-                found.add(a)
+                found[a] = a.extent
+            case Op("eq", (Op("mod", (Axis() as a, Const(period, _))), Const())) if a in stage.axes and period <= 8:
+                found[a] = int(period)
             case _:
                 pass
-    return frozenset(found)
+    return found
+
+
+@cache
+def _periods(stage: Compute) -> dict[Axis, int]:
+    """Axes of which only the remainder picks something out, and the divisor."""
+    if not table_axes(stage):
+        return {}
+    found = (n.args for n in walk(stage.body) if isinstance(n, Op) and n.name == "mod")
+    return {a: int(c.value) for a, c in found if isinstance(a, Axis) and isinstance(c, Const)}
 
 
 def _misses_an_axis(stage: Compute, read: Read) -> bool:
@@ -504,6 +569,7 @@ def _is_cache(stage: Compute) -> bool:
 CPU = (
     Rule("inline",           when=is_inlinable,        then=inline,           last=True),
     Rule("unroll-constants", when=selects_constants,   then=unroll_constants, last=True),
+    Rule("winograd",         when=slides,              then=filter_minimally),
     Rule("rfactor",          when=reduces_much,        then=rfactor),
     Rule("cache-write",      when=writes_far,          then=add_write_cache),
     Rule("tile-and-fuse",    when=fuses_into_consumer, then=tile_and_fuse,    last=True),

@@ -15,7 +15,7 @@ import numpy as np
 
 from ir.affine import Affine, affine
 from ir.compute import Compute, Dag
-from ir.expr import Axis, reads
+from ir.expr import Axis, Const, Expr, Op, reads
 from ir.schedule import ComputeAt, Fuse, Population, Sketch, Tile
 from ir.target import Target
 from ir.tiling import Column, Tiling, tiling
@@ -24,6 +24,7 @@ from search.evolve import Core
 
 MOST_ROWS, MOST_VECTORS = 14, 8  # of a register tile along one axis, as the sketch rules offer them
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
+SHORT_SUM = 8  # terms of a reduction whose latency need not be hidden
 MOST_STATEMENTS = 128  # unrolled statements of one stage, all tail variants together: bounds the compiler's time
 MOST_STACK = 1 << 19  # bytes of local buffers: threads have small stacks
 MOST_REDUNDANCY = 4  # times a producer may be recomputed
@@ -76,12 +77,12 @@ def tilings(population: Population) -> dict[str, Tiling]:
 def canonical(population: Population) -> Columns:
     """int64 matrix of effective values: rows are equal when the programs are.
 
-    Tile factors are clamped as in `ir.tiling`; the other holes stand as chosen.
+    Tile factors are clamped as in `ir.tiling`, places as in `ir.lower`; the other holes stand as chosen.
     """
     holes = population.sketch.holes
     out = np.empty((len(population), len(holes)), np.int64)
     for rows, part in by_split(population):
-        effective = _effective_factors(part)
+        effective = _effective_factors(part) | {f"{stage}.at": at for stage, at in places(part).items()}
         for i, h in enumerate(holes):
             out[rows, i] = effective[h.name] if h.name in effective else part.values(h.name)
     return out
@@ -169,9 +170,9 @@ def _registers_fit(t: Tiling, target: Target) -> Columns:
 
 
 def _large_enough(t: Tiling, target: Target) -> Columns:
-    """Half of what the space allows, up to SMALL_TILE; plain nests (pooling, row sums) are bound by memory and may
-    stay small."""
-    if t.structure.count("S") < 3:
+    """Half of what the space allows, up to SMALL_TILE. Plain nests (pooling, row sums) are bound by memory and may stay
+    small, and so may short sums: the next tile's begin while one's last additions are under way."""
+    if t.structure.count("S") < 3 or prod(a.extent for a in t.stage.reduce) <= SHORT_SUM:
         return np.asarray(True)
     rows, vectors = rows_and_vectors(t)
     most = np.minimum(-(-t.vector.extent // t.lanes), MOST_VECTORS) if t.vector in t.stage.space else 1
@@ -188,11 +189,12 @@ def statements(t: Tiling) -> Columns:
 def _buffers_fit(population: Population, found: dict[str, Tiling]) -> Columns:
     """Local buffers of attached stages and of partial sums; recomputation within bounds."""
     dag, _ = structure(population.sketch)
+    at = places(population)
     bytes_, ok = np.zeros(len(population)), np.ones(len(population), dtype=bool)
     for step in population.sketch.steps:
         if isinstance(step, ComputeAt) and step.stage in dag.tensors and step.consumer in found:
-            size, runs = attached_region(population, step, dag, found[step.consumer])
-            inside = population.get(f"{step.stage}.at", 0) > 0
+            size, runs = attached_region(population, step, dag, found[step.consumer], at[step.stage])
+            inside = at[step.stage] > 0
             whole = prod(dag.stage(step.stage).shape)
             ok &= ~inside | (runs * size <= MOST_REDUNDANCY * whole)
             bytes_ += np.where(inside, size * 4, 0)
@@ -202,10 +204,30 @@ def _buffers_fit(population: Population, found: dict[str, Tiling]) -> Columns:
     return ok & (bytes_ <= MOST_STACK)
 
 
-def attached_region(population: Population, step: ComputeAt, dag: Dag, host: Tiling) -> tuple[Columns, Columns]:
-    """Elements of the region a producer computes inside its host, and how often it does. Per dimension the reach of
-    the indices that its consumers there use; an estimate where several consumers reach differently."""
-    span, runs = spans(host, population.get(f"{step.stage}.at", 0), len(population))
+def places(population: Population) -> dict[str, Columns]:
+    """Stage -> inside how many loops of its host it runs. As in lowering, it is 0 (at the root) where a consumer runs
+    elsewhere or further out."""
+    dag, _ = structure(population.sketch)
+    steps = population.sketch.steps
+    leads = {s.consumer: s.stage for s in steps if isinstance(s, Fuse)}
+    hosts = {s.stage: leads.get(s.consumer, s.consumer) for s in steps if isinstance(s, ComputeAt)}
+    out: dict[str, Columns] = {}
+    for c in reversed(dag.computes):
+        if c.name in hosts:
+            at = population.get(f"{c.name}.at", 0)
+            fits = out.get(hosts[c.name], np.int64(0)) == 0
+            for user in {leads.get(u.name, u.name) for u in dag.consumers(c.name)} - {hosts[c.name]}:
+                fits = fits & (out[user] >= at if hosts.get(user) == hosts[c.name] else False)
+            out[c.name] = np.where(fits, at, 0)
+    return out
+
+
+def attached_region(
+    population: Population, step: ComputeAt, dag: Dag, host: Tiling, at: Columns
+) -> tuple[Columns, Columns]:
+    """Elements of the region a producer computes inside `at` loops of its host, and how often it does. Per dimension
+    the reach of the indices that its consumers there use; an estimate where several consumers reach differently."""
+    span, runs = spans(host, at, len(population))
     steps = population.sketch.steps
     fused = next((s.consumer for s in steps if isinstance(s, Fuse) and s.stage == host.stage.name), "")
     inside = frozenset(s.stage for s in steps if isinstance(s, ComputeAt) and s.consumer == step.consumer)
@@ -215,7 +237,15 @@ def attached_region(population: Population, step: ComputeAt, dag: Dag, host: Til
     return size, runs
 
 
-Forms = tuple[Affine | None, ...]  # of a read's indices
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index of a read, form / by. form: None where it is not linear."""
+
+    form: Affine | None
+    by: int = 1
+
+
+Forms = tuple[Index, ...]  # of a read's indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +282,29 @@ def _span_of(dag: Dag, user: Compute, nest: _Nest) -> dict[Axis, Columns] | None
 
 
 def _reads_of(producer: str, user: Compute) -> list[Forms]:
-    return [tuple(affine(i) for i in r.index) for r in reads(user.body) if r.tensor == producer]
+    return [tuple(map(_index, r.index)) for r in reads(user.body) if r.tensor == producer]
+
+
+def _index(e: Expr) -> Index:
+    match e:
+        case Op("floordiv", (inner, Const(by, _))) if by > 0:
+            return Index(affine(inner), int(by))
+        case _:
+            return Index(affine(e))
 
 
 def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
     """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart."""
     found = [f[d] for f in forms]
-    known = [f for f in found if f is not None]
-    if len({f.terms for f in known}) != 1 or len(known) < len(found):
+    known = [f.form for f in found if f.form is not None]
+    by = found[0].by
+    if len({f.terms for f in known}) != 1 or len(known) < len(found) or any(f.by != by for f in found):
         return np.float64(extent)
     starts = [f.constant for f in known]
     reach = 1 + max(starts) - min(starts) + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in known[0].terms)
+    if by > 1:  # the whole where tiles do not start at multiples
+        apart = [(span.get(a, a.extent) % by != 0) & (span.get(a, a.extent) < a.extent) for a, _ in known[0].terms]
+        reach = np.where(np.any(np.broadcast_arrays(*apart), axis=0), extent, -(-reach // by))
     return np.minimum(reach, extent)
 
 

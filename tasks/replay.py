@@ -45,7 +45,7 @@ from search.strategy import (
 from search.tuner import Known, Proposal, Result, Tuner, known, lessons
 from tasks.lessons import MOST_WORKLOADS, joined, learnt
 from tasks.model import ALIASES
-from tasks.space import SCHEMA, space_of
+from tasks.space import SCHEMA, least_flops, space_of
 from tasks.workbench import roofline_seconds
 
 Row = Mapping[str, Any]
@@ -163,7 +163,7 @@ def _case(source: Connection, row: Row, target: Target) -> Case:
     columns = known(space, [_result(r) for r in told])
     if not np.isfinite(columns.seconds).any():
         raise ReplayError(f"{row['name']}: the sketch rules no longer make any of its {row['programs']} programs")
-    return Case(workload, space, columns, row["programs"], _roofline_seconds(row, target.threads))
+    return Case(workload, space, columns, row["programs"], _roofline_seconds(row, least_flops(space), target.threads))
 
 
 def _result(row: Row) -> Result:
@@ -188,14 +188,14 @@ def _lessons(source: Connection, others: Sequence[Row], target: Target) -> Itera
         yield learnt(workload.key, space_of(workload, target), taught.get(workload.key, []))
 
 
-def _roofline_seconds(row: Row, threads: int) -> float:
+def _roofline_seconds(row: Row, flops: float, threads: int) -> float:
     """From the store's description of the machine; 0 where there is none."""
     levels = {m["level"].lower(): m for m in row["memory"] or ()}
     if not row["peak_gflops"] or "dram" not in levels:
         return 0.0
     sizes = {name: m["bytes"] or 0 for name, m in levels.items()}
     bandwidth = {name: m["gb_per_second"] for name, m in levels.items()}
-    return roofline_seconds(row["flops"], row["bytes"], row["peak_gflops"], sizes, bandwidth, threads)
+    return roofline_seconds(flops, row["bytes"], row["peak_gflops"], sizes, bandwidth, threads)
 
 
 # ---------------------------------------------------------------------------------------------- playing

@@ -31,7 +31,7 @@ from tasks import record
 from tasks.lane import Incumbent, Lane, Round, build, finalists, learn, measure, middle, propose, scored
 from tasks.lessons import elsewhere, joined, learnt
 from tasks.record import Run, history
-from tasks.space import SCHEMA, space_of
+from tasks.space import SCHEMA, least_flops, space_of
 from tasks.workbench import Workbench, workbench
 
 
@@ -140,7 +140,7 @@ def lane_of(
     """A workload with all that the store knows of it. far_bytes: of the model's other constants."""
     space = space_of(workload, bench.target)
     tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=heuristic)
-    roofline = bench.roofline_seconds(workload.dag.flops, workload.dag.bytes)
+    roofline = bench.roofline_seconds(least_flops(space), workload.dag.bytes)
     known = champion if champion is not None and champion.sketch_key in space.keys else None
     lane = Lane(workload, space, tuner, roofline, far_bytes, known)
     lane.taught = learnt(workload.key, space, past) if past else None

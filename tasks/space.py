@@ -9,10 +9,11 @@ from importlib.metadata import entry_points
 from ir.schedule import Sketch
 from ir.target import Target
 from ir.workload import Workload
+from search.access import plan_of
 from search.cost_model import Schema
 from search.evolve import Space
 from search.features import NAMES, VERSION, features
-from search.sketch import RULES, Rule, sketches
+from search.sketch import RULES, Rule, sketches, table_axes
 from search.validity import canonical, cores, valid
 
 SCHEMA = Schema(VERSION, NAMES)
@@ -36,6 +37,13 @@ def rules(kind: str) -> tuple[Rule, ...]:
         given = point.load()
         found += given if isinstance(given, tuple) else (given,)
     return (*found, *RULES[kind])
+
+
+def least_flops(space: Space) -> float:
+    """Floating operations that no program of the space does without: the largest sum of the leanest algorithm. The
+    tables of a transform do not count, most of their entries are zeros and ones."""
+    plans = [plan_of(sketch) for sketch in space.sketches]
+    return min(max((s.flops for s in p.stages.values() if not table_axes(s.stage)), default=0.0) for p in plans)
 
 
 def space_of(workload: Workload, target: Target) -> Space:

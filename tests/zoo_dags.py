@@ -95,6 +95,17 @@ def conv_bias_relu() -> Stage:
     return relu(compute(y.shape, lambda n, h, w, o: y[n, h, w, o] + bias[o], "biased"))
 
 
+def filtered() -> Stage:
+    """Channels enough that minimal filtering pays."""
+    return relu(conv(1, 5, 4, 16, 34, 3, 1, 1))
+
+
+def filtered_line() -> Stage:
+    x, w = placeholder((14, 32), "x"), placeholder((34, 3, 32), "w", constant=True)
+    k, c = reduce_axis(3, "k"), reduce_axis(32, "c")
+    return compute((12, 34), lambda i, o: sum(x[i + k, c] * w[o, k, c], (k, c)), "line")
+
+
 def depthwise(stride: int) -> Stage:
     x, w = placeholder((1, 9, 7, 21), "x"), placeholder((3, 3, 21), "w", constant=True)
     source = padded(x, 1)
@@ -254,6 +265,8 @@ ZOO: dict[str, Dag] = {
     "attention": dag([attention()]),
     "conv, padded": dag([conv_bias_relu()]),
     "conv, stride 2": dag([conv(2, 9, 7, 3, 18, 3, 2, 0)]),
+    "conv, filtered": dag([filtered()]),
+    "conv, filtered line": dag([filtered_line()]),
     "conv, 1x1": dag([conv(1, 5, 5, 20, 33, 1, 1, 0)]),
     "conv, grouped": dag([grouped()]),
     "conv, transposed": dag([transposed_conv()]),

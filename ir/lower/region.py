@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ir.affine import ZERO, Affine, affine, bounds, expression, plus, scale, simplify
 from ir.compute import Compute
-from ir.expr import Axis, Expr, Op, Read
+from ir.expr import Axis, Const, Expr, Op, Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class Where:
 
 
 def _span(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
+    """First index and number of indices; the whole dimension where that is not known."""
     form = affine(index)
     if form is None:
-        return ZERO, extent
+        return _quotients(index, where, extent)
     base, reach = Affine((), form.constant), 0
     for a, c in form.terms:
         first, n = where.ranges.get(a, (Affine(((a, 1),), 0), 1))
@@ -42,6 +43,17 @@ def _span(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
         base = plus(base, last if c > 0 else plus(last, Affine((), c * (n - 1)))) or ZERO
         reach += abs(c) * (n - 1)
     return base, reach + 1
+
+
+def _quotients(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
+    """Of an index i / by that starts at a multiple of `by`."""
+    match index:
+        case Op("floordiv", (inner, Const(by, _))) if affine(inner) is not None:
+            base, n = _span(inner, where, extent)
+            if by > 0 and base.constant % by == 0 and all(c % by == 0 for _, c in base.terms):
+                by = int(by)
+                return Affine(tuple((a, c // by) for a, c in base.terms), base.constant // by), -(-n // by)
+    return ZERO, extent
 
 
 def region_of(read: Read, where: Where, shape: tuple[int, ...]) -> Region:
@@ -86,10 +98,19 @@ class Local:
 
 
 def relative(local: Local, read: Read) -> Expr:
-    index = tuple(
-        simplify(Op("sub", (i, expression(b)))) if b != ZERO else i for i, b in zip(read.index, local.base, strict=True)
-    )
+    index = tuple(_less(i, b) if b != ZERO else i for i, b in zip(read.index, local.base, strict=True))
     return Read(local.buffer, index, read.dtype)
+
+
+def _less(index: Expr, base: Affine) -> Expr:
+    """index - base; i / by - b is (i - b * by) / by, which the linear forms of both make short."""
+    match index:
+        case Op("floordiv", (inner, Const(by, _) as divisor)):
+            whole = scale(base, int(by))
+            assert whole is not None
+            return simplify(Op("floordiv", (Op("sub", (inner, expression(whole))), divisor)))
+        case _:
+            return simplify(Op("sub", (index, expression(base))))
 
 
 @dataclass(frozen=True, slots=True)

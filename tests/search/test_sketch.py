@@ -10,7 +10,7 @@ import pytest
 
 from ir.compute import MAX, MIN, Compute, Dag, Input
 from ir.expr import Axis, Const, Expr, Read, all_of, call, eq, lt, select
-from ir.schedule import Block, CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile
+from ir.schedule import Block, CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile, Winograd
 from ir.target import Target
 from search.sketch import CPU, Rule, State, sketches, skip
 
@@ -19,6 +19,7 @@ FUSED_ONCE = "the consumer reads the accumulators themselves, so that Ansor's tw
 NO_PLAIN = "a consumer that can be fused always is: unfused, the tile crosses memory twice"
 BLOCKED = "a padded image is copied anyway: it may as well lie in the order of the outer reduction loop"
 LANES = "Ansor's inner rfactor is a plain nest with lanes on the reduction, held in registers"
+FILTERED = "a window that slides over constant weights may also be filtered minimally, in tiles of two sizes"
 
 
 def matmul(n: int, m: int, k: int) -> Dag:
@@ -110,7 +111,7 @@ CASES = {
     "matmul 512":      Conformance(matmul(512, 512, 512), 3, 2, FUSED_ONCE),
     "matmul 8x8x512":  Conformance(matmul(8, 8, 512),     5, 4, f"{FUSED_ONCE}; {LANES}"),
     "two matmuls":     Conformance(two_matmuls(),         9, 4, FUSED_ONCE),
-    "conv bn relu":    Conformance(conv_bn_relu(),        3, 2, f"{FUSED_ONCE}; {NO_PLAIN}; {BLOCKED}"),
+    "conv bn relu":    Conformance(conv_bn_relu(),        3, 6, f"{FUSED_ONCE}; {NO_PLAIN}; {BLOCKED}; {FILTERED}"),
     "max pool":        Conformance(max_pool(),            1, 1),
     "row min":         Conformance(row_min(),             3, 2, LANES),
     "softmax":         Conformance(softmax(),             9, 4, LANES),
@@ -130,8 +131,12 @@ def kinds(sketch: Sketch) -> list[str]:
     return [type(s).__name__ for s in sketch.steps]
 
 
+def direct(dag: Dag, target: Target) -> list[Sketch]:
+    return [s for s in sketches(dag, target) if "Winograd" not in kinds(s)]
+
+
 def test_epilogue_is_inlined_and_fused() -> None:
-    for found in sketches(conv_bn_relu(), FOUR):
+    for found in direct(conv_bn_relu(), FOUR):
         assert [s.stage for s in found.steps if isinstance(s, Inline)][:2] == ["shift", "scale"]
         assert [(s.stage, s.consumer) for s in found.steps if isinstance(s, Fuse)] == [("conv", "relu")]
         assert [(s.tensor, s.axis) for s in found.steps if isinstance(s, Pack)] == [("W", "o")]
@@ -139,11 +144,28 @@ def test_epilogue_is_inlined_and_fused() -> None:
 
 def test_a_padded_image_may_lie_in_the_order_of_the_outer_reduction() -> None:
     """The padding itself moves into the copy; operands that are read where they lie are not copied for it."""
-    plain, blocked = sketches(conv_bn_relu(), FOUR)
+    plain, blocked = direct(conv_bn_relu(), FOUR)
     assert "Block" not in kinds(plain)
     assert [(s.stage, s.tensor, s.axis) for s in blocked.steps if isinstance(s, Block)] == [("conv", "pad", "r")]
     assert "pad" in [s.stage for s in blocked.steps if isinstance(s, Inline)]
     assert not any("Block" in kinds(s) for s in sketches(matmul(512, 512, 512), FOUR))
+
+
+def test_a_sliding_window_may_be_filtered_minimally() -> None:
+    """Tiles of two and of four; the epilogue is fused behind the last transform, whose table is unrolled in whole
+    periods, and one product of matrices a point is packed and tiled like any other."""
+    found = [s for s in sketches(conv_bn_relu(), FOUR) if "Winograd" in kinds(s)]
+    assert sorted({s.m for k in found for s in k.steps if isinstance(s, Winograd)}) == [2, 4]
+    for sketch in found:
+        [m] = [s.m for s in sketch.steps if isinstance(s, Winograd)]
+        assert ("conv", "relu") in [(s.stage, s.consumer) for s in sketch.steps if isinstance(s, Fuse)]
+        holes = {h.name: h.options for h in sketch.holes}
+        assert holes["conv.x.2"] == (m,) and all(n % m == 0 for n in holes["conv.y.1"])
+        assert holes["conv.unroll"] == (m + 2,)
+        assert next(s.axis for s in sketch.steps if isinstance(s, Pack)) == "o"
+        tiled = {s.stage: s.structure for s in sketch.steps if isinstance(s, Tile)}
+        assert "SSRSRS" in (tiled.get("conv.product"), tiled.get("conv.product.cache"))
+        assert not any(n.startswith("conv.product") and ".point.3" in n for n in holes), "points share nothing"
 
 
 def test_matmul_without_consumer_gets_a_write_cache() -> None:

@@ -21,6 +21,7 @@ from search.validity import (
     by_split,
     canonical,
     cores,
+    places,
     registers,
     rows_and_vectors,
     statements,
@@ -126,11 +127,12 @@ def test_local_buffers_are_as_large_as_estimated(name: str) -> None:
     seen = 0
     for population in populations(name, n=24):
         dag, _ = structure(population.sketch)
+        at = places(population)
         for step in population.sketch.steps:
             if not isinstance(step, ComputeAt):
                 continue
-            size, runs = attached_region(population, step, dag, tilings(population)[step.consumer])
-            for row in np.flatnonzero(population.values(f"{step.stage}.at")):
+            size, runs = attached_region(population, step, dag, tilings(population)[step.consumer], at[step.stage])
+            for row in np.flatnonzero(at[step.stage]):
                 nest = lower(population.program(int(row))).nest
                 made = [(a, n) for a, n in allocations(nest.body) if a.buffer == f"{step.stage}_local"]
                 if made and population.program(int(row)).values[f"{step.stage}.at"]:

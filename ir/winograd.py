@@ -1,0 +1,251 @@
+"""Winograd's minimal filtering: a sliding reduction with fewer multiplications (Lavin and Gray, CVPR 2016).
+
+F(m, r) computes m neighbouring results of a filter of r taps with m + r - 1 multiplications in place of m * r: both
+operands are evaluated as polynomials at m + r - 1 points, multiplied there, and interpolated back (Cook-Toom).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from math import prod
+
+from ir.affine import affine, simplify
+from ir.compute import SUM, Compute, Dag, identity
+from ir.expr import Axis, Const, Expr, Op, Read, all_of, axes, eq, lt, select
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))  # and infinity, always the last
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """One dimension along which a window slides a step at a time: data index `out + tap`, weight index `tap`.
+
+    data, weight: number of that dimension in the operand's index.
+    """
+
+    out: Axis
+    tap: Axis
+    data: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """out[.., i, ..] = sum over tap, .. of data[.., i + tap, ..] * weight[.., tap, ..], the weight known before run time."""
+
+    data: Read
+    weight: Read
+    slides: tuple[Slide, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """F(m, r): y = back @ ((weight @ w) * (data @ x)) for x of m + r - 1 values, w of r taps, y of m."""
+
+    data: Matrix
+    weight: Matrix
+    back: Matrix
+
+
+# --- the matrices -----------------------------------------------------------------------
+
+
+@cache
+def filtering(m: int, r: int) -> Filtering:
+    """Cook-Toom at the points 0, 1, -1, 2, ... and infinity. Raises ValueError where the points run out."""
+    n = m + r - 1
+    if n - 1 > len(POINTS):
+        raise ValueError(f"F({m}, {r}) needs {n} points, of which there are {len(POINTS) + 1}")
+    points = POINTS[: n - 1]
+    back = tuple((*(p**i for p in points), Fraction(i == m - 1)) for i in range(m))
+    factors = [prod((p - q for q in points if q != p), start=Fraction(1)) for p in points]
+    weight = (
+        *(tuple(p**k / f for k in range(r)) for p, f in zip(points, factors, strict=True)),
+        tuple(Fraction(k == r - 1) for k in range(r)),
+    )
+    columns = [_solved(back, weight, shift) for shift in range(n)]
+    return Filtering(tuple(zip(*columns, strict=True)), weight, back)
+
+
+def _solved(back: Matrix, weight: Matrix, shift: int) -> tuple[Fraction, ...]:
+    """The column of the data's matrix that makes result i the sum of data[i + k] * weight[k]: for all i and k,
+    sum over points of back[i] * weight[k] * column = (i + k == shift)."""
+    m, n, r = len(back), len(weight), len(weight[0])
+    rows = [
+        [*(back[i][p] * weight[p][k] for p in range(n)), Fraction(i + k == shift)] for i in range(m) for k in range(r)
+    ]
+    for c in range(n):
+        pivot = next(i for i in range(c, len(rows)) if rows[i][c])
+        rows[c], rows[pivot] = rows[pivot], rows[c]
+        rows[c] = [x / rows[c][c] for x in rows[c]]
+        for i, row in enumerate(rows):
+            if i != c and row[c]:
+                rows[i] = [x - row[c] * y for x, y in zip(row, rows[c], strict=True)]
+    return tuple(row[-1] for row in rows[:n])
+
+
+def table(i: Expr, j: Expr, matrix: Matrix) -> Expr:
+    """A matrix of numbers as selects on its indices: unrolled, its zeros and ones cost nothing."""
+    out: Expr = Const(0.0)
+    for p, row in enumerate(matrix):
+        for q, value in enumerate(row):
+            if value:
+                out = select(all_of(eq(i, p), eq(j, q)), Const(float(value)), out)
+    return out
+
+
+# --- what slides ------------------------------------------------------------------------
+
+
+def sliding(stage: Compute, constants: frozenset[str]) -> Sliding | None:
+    """The stage as a window of data times constant weights; None when it is something else."""
+    match stage.body:
+        case Op("mul", (Read() as a, Read() as b)) if stage.combiner == SUM and stage.dtype == "float32":
+            for data, weight in ((a, b), (b, a)):
+                if weight.tensor in constants and data.tensor not in constants:
+                    slides = tuple(s for r in stage.reduce if (s := _slide(stage, data, weight, r)) is not None)
+                    return Sliding(data, weight, slides) if slides else None
+    return None
+
+
+def _slide(stage: Compute, data: Read, weight: Read, tap: Axis) -> Slide | None:
+    at = [d for d, i in enumerate(data.index) if tap in axes(i)]
+    by = [d for d, i in enumerate(weight.index) if tap in axes(i)]
+    if tap.extent < 2 or len(at) != 1 or len(by) != 1 or weight.index[by[0]] != tap:
+        return None
+    form = affine(data.index[at[0]])
+    if form is None or form.constant or len(form.terms) != 2 or any(c != 1 for _, c in form.terms):
+        return None
+    out = next(a for a, _ in form.terms if a != tap)
+    alone = sum(out in axes(i) for i in (*data.index, *weight.index)) == 1
+    return Slide(out, tap, at[0], by[0]) if alone and out in stage.space else None
+
+
+# --- the rewrite ------------------------------------------------------------------------
+
+
+def winograd(dag: Dag, name: str, m: int, constants: frozenset[str]) -> Dag:
+    """y[i] = sum over k, t of x[i + t, k] * w[t, k]      -->
+
+    y.data[p, i', k] = sum_u D[p, u] * x[i' * m + u, k];  y.weight[p, k] = sum_t W[p, t] * w[t, k]
+    y.product[p, i'] = sum_k y.data[p, i', k] * y.weight[p, k];  y[i] = sum_p B[i % m, p] * y.product[p, i / m]
+
+    for the last two dimensions that slide, one after the other; a dimension of one tile is transformed like any other.
+    """
+    stage = dag.stage(name)
+    found = sliding(stage, constants)
+    assert found is not None, f"{name} does not slide"
+    slides = found.slides[-2:]
+    parts = [_Part(s, m, Axis(f"{name}.{s.out.name}.point", m + s.tap.extent - 1)) for s in slides]
+    before = [*_transformed_data(dag, name, found.data, parts), *_transformed_weight(dag, name, found.weight, parts)]
+    data, weight = (c.name for c in (before[len(parts) - 1], before[-1]))
+    product = _product(stage, found, parts, data, weight)
+    after = _back(stage, product, parts)
+    out: list[Compute] = []
+    for c in dag.computes:
+        out += [*before, product, *after] if c.name == name else [c]
+    return replace(dag, computes=tuple(out))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A sliding dimension cut into tiles of m results. point: which of the multiplications."""
+
+    slide: Slide
+    m: int
+    point: Axis
+
+    @property
+    def tile(self) -> Axis:
+        return Axis(f"{self.slide.out.name}.tile", -(-self.slide.out.extent // self.m))
+
+    @property
+    def matrices(self) -> Filtering:
+        return filtering(self.m, self.slide.tap.extent)
+
+
+def _transformed_data(dag: Dag, name: str, read: Read, parts: list[_Part]) -> list[Compute]:
+    """One stage a dimension; points stand in front, the first dimension's first."""
+    dims = [Axis(f"{name}.{read.tensor}.{d}", extent) for d, extent in enumerate(dag[read.tensor].shape)]
+    tensor, front, out = read.tensor, list[Axis](), []
+    for n, part in enumerate(parts):
+        d, u = part.slide.data, Axis(f"{name}.u", part.point.extent)
+        extent = dims[d].extent
+        here: list[Expr] = [*front, *dims]
+        at = here[len(front) + d] = simplify(part.tile * part.m + u)
+        value = select(lt(at, extent), Read(tensor, tuple(here), read.dtype), identity(0, read.dtype))
+        dims[d] = part.tile
+        body = table(part.point, u, part.matrices.data) * simplify(value)
+        tensor = f"{name}.data{n}"
+        out.append(Compute(tensor, (*front, part.point, *dims), body, (u,)))
+        front.append(part.point)
+    return out
+
+
+def _transformed_weight(dag: Dag, name: str, read: Read, parts: list[_Part]) -> list[Compute]:
+    dims: list[Axis] = [Axis(f"{name}.{read.tensor}.{d}", extent) for d, extent in enumerate(dag[read.tensor].shape)]
+    tensor, front, out = read.tensor, list[Axis](), []
+    gone: set[int] = set()
+    for n, part in enumerate(parts):
+        d = part.slide.weight
+        tap = dims[d]
+        left = [a for e, a in enumerate(dims) if e not in gone]
+        value = Read(tensor, (*front, *left), read.dtype)
+        gone.add(d)
+        kept = tuple(a for e, a in enumerate(dims) if e not in gone)
+        tensor = f"{name}.weight{n}"
+        body = table(part.point, tap, part.matrices.weight) * value
+        out.append(Compute(tensor, (*front, part.point, *kept), body, (tap,)))
+        front.append(part.point)
+    return out
+
+
+def _product(stage: Compute, found: Sliding, parts: list[_Part], data: str, weight: str) -> Compute:
+    """One product of matrices for every point."""
+    points, tiles = tuple(p.point for p in parts), {p.slide.out: p.tile for p in parts}
+    at, by = list(found.data.index), list(found.weight.index)
+    for p in parts:
+        at[p.slide.data] = p.tile
+    taps = {p.slide.weight for p in parts}
+    x = Read(data, (*points, *at), found.data.dtype)
+    w = Read(weight, (*points, *(i for d, i in enumerate(by) if d not in taps)), found.weight.dtype)
+    gone = {p.slide.tap for p in parts}
+    left = tuple(a for a in stage.reduce if a not in gone)
+    space = (*points, *(tiles.get(a, a) for a in stage.space))
+    return replace(stage, name=f"{stage.name}.product", space=space, reduce=left, body=x * w)
+
+
+def _back(stage: Compute, product: Compute, parts: list[_Part]) -> list[Compute]:
+    """The first dimension into a stage of its own, its result in front; the last one into the stage itself."""
+    tiles = {p.slide.out: p for p in parts}
+    last = parts[-1]
+    if len(parts) == 1:
+        source, front = product.name, list[Expr]()
+        before: list[Compute] = []
+    else:
+        first = parts[0]
+        result = Axis(f"{stage.name}.{first.slide.out.name}.result", first.m)
+        rest = product.space[1:]
+        body = table(result, first.point, first.matrices.back) * Read(product.name, product.space, product.dtype)
+        before = [Compute(f"{stage.name}.back", (result, *rest), body, (first.point,))]
+        source, front = before[0].name, [first.slide.out % first.m]
+    index = [a // tiles[a].m if a in tiles else a for a in stage.space]
+    value = Read(source, (*front, last.point, *index), stage.dtype)
+    body = table(last.slide.out % last.m, last.point, last.matrices.back) * value
+    return [*before, replace(stage, body=body, reduce=(last.point,))]
+
+
+def saving(dag: Dag, name: str, m: int, constants: frozenset[str]) -> float:
+    """How many times fewer steps the stage takes, transforms of data and results included, those of weights not."""
+    before = {c.name for c in dag.computes} - {name}
+    stages = [c for c in winograd(dag, name, m, constants).computes if c.name not in before]
+    weights = f"{name}.weight"
+    steps = sum(prod(a.extent for a in c.axes) for c in stages if not c.name.startswith(weights))
+    return prod(a.extent for a in dag.stage(name).axes) / steps
+
+
+__all__ = ["Filtering", "Slide", "Sliding", "filtering", "saving", "sliding", "table", "winograd"]
