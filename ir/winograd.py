@@ -17,7 +17,19 @@ from ir.expr import Axis, Const, Expr, Op, Read, all_of, axes, eq, lt, select
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))  # and infinity, always the last
+# Infinity is always the last point. Small ones of either sign around 1 keep most digits: with 0, 1, -1, 2, -2 the error of
+# F(4, 3) in two dimensions is 5.5 times that of the direct sums, with these 1.6 times (128 channels, float32, measured).
+POINTS = {
+    len(points): tuple(map(Fraction, points))
+    for points in (
+        (),
+        ("0",),
+        ("1", "-1"),
+        ("0", "1", "-1"),
+        ("1/2", "-1/2", "3/2", "-3/2"),
+        ("0", "3/4", "-3/4", "3/2", "-3/2"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +68,11 @@ class Filtering:
 
 @cache
 def filtering(m: int, r: int) -> Filtering:
-    """Cook-Toom at the points 0, 1, -1, 2, ... and infinity. Raises ValueError where the points run out."""
+    """Cook-Toom at `POINTS` and infinity. Raises ValueError where there are too few."""
     n = m + r - 1
-    if n - 1 > len(POINTS):
-        raise ValueError(f"F({m}, {r}) needs {n} points, of which there are {len(POINTS) + 1}")
-    points = POINTS[: n - 1]
+    if n - 1 not in POINTS:
+        raise ValueError(f"F({m}, {r}) needs {n} points, of which there are {max(POINTS) + 1} at most")
+    points = POINTS[n - 1]
     back = tuple((*(p**i for p in points), Fraction(i == m - 1)) for i in range(m))
     factors = [prod((p - q for q in points if q != p), start=Fraction(1)) for p in points]
     weight = (

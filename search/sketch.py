@@ -31,7 +31,7 @@ REDUCE_TILES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 UNROLLS = (1, 2, 4, 9)
 COPIES = (".pack", ".block")  # ends of the names of operands that are copied into another order
 FILTER_TILES = (2, 4)  # results of a Winograd tile, each way
-MOST_POINTS = 6  # with more, float32 loses too many digits (Barabasz et al., TOMS 2020)
+MOST_POINTS = 6  # with more, float32 loses another digit (Barabasz et al., TOMS 2020)
 WORTH = 1.3  # times fewer steps, or it is not tried
 LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 

@@ -15,7 +15,7 @@ from ir.winograd import filtering, saving, sliding, winograd
 WEIGHTS = frozenset({"w"})
 
 
-@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 2), (3, 2), (4, 2), (2, 5), (3, 4), (1, 3), (6, 3)])
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 2), (3, 2), (4, 2), (2, 5), (3, 3), (1, 3), (3, 4)])
 def test_minimal_filtering_is_exact(m: int, r: int) -> None:
     f = filtering(m, r)
     rng = np.random.default_rng(m * 10 + r)
@@ -40,7 +40,7 @@ def test_f23_is_the_published_one() -> None:
 
 
 def test_points_run_out_with_a_reason() -> None:
-    with pytest.raises(ValueError, match=r"F\(8, 3\) needs 10 points"):
+    with pytest.raises(ValueError, match=r"F\(8, 3\) needs 10 points, of which there are 6 at most"):
         filtering(8, 3)
 
 
