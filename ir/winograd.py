@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 
-from ir.affine import affine, simplify
+from ir.affine import ZERO, Affine, affine, expression, simplify
 from ir.compute import SUM, Compute, Dag, identity
 from ir.expr import Axis, Const, Expr, Op, Read, all_of, axes, eq, lt, select
 
@@ -34,15 +34,19 @@ POINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """One dimension along which a window slides a step at a time: data index `out + tap`, weight index `tap`.
+    """One dimension along which a window slides a step at a time: data index `out + apart * tap + beside`, weight index
+    `tap`.
 
-    data, weight: number of that dimension in the operand's index.
+    data, weight: number of that dimension in the operand's index. apart: distance of the taps (a dilation). beside: what
+    other axes add, such as the phase of a transposed convolution.
     """
 
     out: Axis
     tap: Axis
     data: int
     weight: int
+    apart: int = 1
+    beside: Affine = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +134,17 @@ def _slide(stage: Compute, data: Read, weight: Read, tap: Axis) -> Slide | None:
     if tap.extent < 2 or len(at) != 1 or len(by) != 1 or weight.index[by[0]] != tap:
         return None
     form = affine(data.index[at[0]])
-    if form is None or form.constant or len(form.terms) != 2 or any(c != 1 for _, c in form.terms):
+    if form is None or form.constant or any(c < 1 for _, c in form.terms):
         return None
-    out = next(a for a, _ in form.terms if a != tap)
-    alone = sum(out in axes(i) for i in (*data.index, *weight.index)) == 1
-    return Slide(out, tap, at[0], by[0]) if alone and out in stage.space else None
+    used = [a for i in (*data.index, *weight.index) for a in axes(i)]
+    alone = [a for a, c in form.terms if c == 1 and a in stage.space and used.count(a) == 1]
+    if not alone:
+        return None
+    out = max(alone, key=lambda a: a.extent)
+    beside = tuple((a, c) for a, c in form.terms if a not in (out, tap))
+    if any(a not in stage.space for a, _ in beside):
+        return None
+    return Slide(out, tap, at[0], by[0], form.coefficient(tap), Affine(beside, 0))
 
 
 # --- the rewrite ------------------------------------------------------------------------
@@ -146,7 +156,8 @@ def winograd(dag: Dag, name: str, m: int, constants: frozenset[str]) -> Dag:
     y.data[p, i', k] = sum_u D[p, u] * x[i' * m + u, k];  y.weight[p, k] = sum_t W[p, t] * w[t, k]
     y.product[p, i'] = sum_k y.data[p, i', k] * y.weight[p, k];  y[i] = sum_p B[i % m, p] * y.product[p, i / m]
 
-    for the last two dimensions that slide, one after the other; a dimension of one tile is transformed like any other.
+    for the last two dimensions that slide, one after the other. Of taps d apart, x[i + d * t], tiles begin at each of d
+    neighbours and take every d-th value.
     """
     stage = dag.stage(name)
     found = sliding(stage, constants)
@@ -173,7 +184,35 @@ class _Part:
 
     @property
     def tile(self) -> Axis:
-        return Axis(f"{self.slide.out.name}.tile", -(-self.slide.out.extent // self.m))
+        return Axis(f"{self.slide.out.name}.tile", -(-self.slide.out.extent // self.reach))
+
+    @property
+    def reach(self) -> int:
+        """Results from one tile to the next: with taps apart, as many tiles lie in each other."""
+        return self.m * self.slide.apart
+
+    @property
+    def space(self) -> tuple[Axis, ...]:
+        """What numbers the tiles: which of those that lie in each other, then how far on."""
+        lag = Axis(f"{self.slide.out.name}.lag", self.slide.apart)
+        return (self.tile,) if self.slide.apart == 1 else (lag, self.tile)
+
+    @property
+    def where(self) -> tuple[Expr, ...]:
+        """The tile that a result is in."""
+        a = self.slide.out
+        return (a // self.reach,) if self.slide.apart == 1 else (a % self.slide.apart, a // self.reach)
+
+    @property
+    def result(self) -> Expr:
+        """Which result of its tile it is."""
+        a = self.slide.out
+        return (a if self.slide.apart == 1 else a // self.slide.apart) % self.m
+
+    def at(self, u: Expr) -> Expr:
+        """Index of the u-th value of data that a tile reads."""
+        first = expression(self.slide.beside) + sum(self.space[:-1], start=Const(0, "int64"))
+        return simplify((self.tile * self.m + u) * self.slide.apart + first)
 
     @property
     def matrices(self) -> Filtering:
@@ -182,18 +221,19 @@ class _Part:
 
 def _transformed_data(dag: Dag, name: str, read: Read, parts: list[_Part]) -> list[Compute]:
     """One stage a dimension; points stand in front, the first dimension's first."""
-    dims = [Axis(f"{name}.{read.tensor}.{d}", extent) for d, extent in enumerate(dag[read.tensor].shape)]
+    dims: list[tuple[Axis, ...]] = [
+        (Axis(f"{name}.{read.tensor}.{d}", extent),) for d, extent in enumerate(dag[read.tensor].shape)
+    ]
     tensor, front, out = read.tensor, list[Axis](), []
     for n, part in enumerate(parts):
         d, u = part.slide.data, Axis(f"{name}.u", part.point.extent)
-        extent = dims[d].extent
-        here: list[Expr] = [*front, *dims]
-        at = here[len(front) + d] = simplify(part.tile * part.m + u)
-        value = select(lt(at, extent), Read(tensor, tuple(here), read.dtype), identity(0, read.dtype))
-        dims[d] = part.tile
+        [whole], at = dims[d], part.at(u)
+        index = (*front, *(a if e != d else at for e, axes_ in enumerate(dims) for a in axes_))
+        value = select(lt(at, whole.extent), Read(tensor, index, read.dtype), identity(0, read.dtype))
+        dims[d] = (*(a for a, _ in part.slide.beside.terms), *part.space)
         body = table(part.point, u, part.matrices.data) * simplify(value)
         tensor = f"{name}.data{n}"
-        out.append(Compute(tensor, (*front, part.point, *dims), body, (u,)))
+        out.append(Compute(tensor, (*front, part.point, *(a for axes_ in dims for a in axes_)), body, (u,)))
         front.append(part.point)
     return out
 
@@ -218,36 +258,32 @@ def _transformed_weight(dag: Dag, name: str, read: Read, parts: list[_Part]) -> 
 
 def _product(stage: Compute, found: Sliding, parts: list[_Part], data: str, weight: str) -> Compute:
     """One product of matrices for every point."""
-    points, tiles = tuple(p.point for p in parts), {p.slide.out: p.tile for p in parts}
-    at, by = list(found.data.index), list(found.weight.index)
+    points, spaces = tuple(p.point for p in parts), {p.slide.out: p.space for p in parts}
+    at: list[tuple[Expr, ...]] = [(i,) for i in found.data.index]
     for p in parts:
-        at[p.slide.data] = p.tile
+        at[p.slide.data] = (*(a for a, _ in p.slide.beside.terms), *p.space)
     taps = {p.slide.weight for p in parts}
-    x = Read(data, (*points, *at), found.data.dtype)
-    w = Read(weight, (*points, *(i for d, i in enumerate(by) if d not in taps)), found.weight.dtype)
+    x = Read(data, (*points, *(i for indices in at for i in indices)), found.data.dtype)
+    w = Read(weight, (*points, *(i for d, i in enumerate(found.weight.index) if d not in taps)), found.weight.dtype)
     gone = {p.slide.tap for p in parts}
     left = tuple(a for a in stage.reduce if a not in gone)
-    space = (*points, *(tiles.get(a, a) for a in stage.space))
+    space = (*points, *(s for a in stage.space for s in spaces.get(a, (a,))))
     return replace(stage, name=f"{stage.name}.product", space=space, reduce=left, body=x * w)
 
 
 def _back(stage: Compute, product: Compute, parts: list[_Part]) -> list[Compute]:
     """The first dimension into a stage of its own, its result in front; the last one into the stage itself."""
-    tiles = {p.slide.out: p for p in parts}
-    last = parts[-1]
-    if len(parts) == 1:
-        source, front = product.name, list[Expr]()
-        before: list[Compute] = []
-    else:
+    tiles, last = {p.slide.out: p.where for p in parts}, parts[-1]
+    source, front, before = product, list[Expr](), list[Compute]()
+    if len(parts) > 1:
         first = parts[0]
         result = Axis(f"{stage.name}.{first.slide.out.name}.result", first.m)
-        rest = product.space[1:]
         body = table(result, first.point, first.matrices.back) * Read(product.name, product.space, product.dtype)
-        before = [Compute(f"{stage.name}.back", (result, *rest), body, (first.point,))]
-        source, front = before[0].name, [first.slide.out % first.m]
-    index = [a // tiles[a].m if a in tiles else a for a in stage.space]
-    value = Read(source, (*front, last.point, *index), stage.dtype)
-    body = table(last.slide.out % last.m, last.point, last.matrices.back) * value
+        source = Compute(f"{stage.name}.back", (result, *product.space[1:]), body, (first.point,))
+        before, front = [source], [first.result]
+    index = (i for a in stage.space for i in tiles.get(a, (a,)))
+    value = Read(source.name, (*front, last.point, *index), stage.dtype)
+    body = table(last.result, last.point, last.matrices.back) * value
     return [*before, replace(stage, body=body, reduce=(last.point,))]
 
 

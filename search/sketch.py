@@ -33,6 +33,7 @@ COPIES = (".pack", ".block")  # ends of the names of operands that are copied in
 FILTER_TILES = (2, 4)  # results of a Winograd tile, each way
 MOST_POINTS = 6  # with more, float32 loses another digit (Barabasz et al., TOMS 2020)
 WORTH = 1.3  # times fewer steps, or it is not tried
+SHORT_TURN = 4  # shorter rows are not worth turning in registers
 LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 
 
@@ -101,6 +102,8 @@ def derive(state: State, stage: Compute, rules: tuple[Rule, ...]) -> Iterator[St
 def is_inlinable(state: State, stage: Compute) -> bool:
     """Its value costs less than its place in memory: cheap index-for-index arithmetic, or whatever is used just once."""
     if stage.reduce or stage.name in state.dag.outputs:
+        return False
+    if turned_axis(stage) is not None and not all(c.name.endswith(COPIES) for c in state.dag.consumers(stage.name)):
         return False
     return _strictly_inlinable(stage) or _only_moves(stage) or _used_once(state.dag, stage)
 
@@ -366,6 +369,11 @@ def _tile_holes(stage: Compute, vector: str, structure: str, target: Target) -> 
 def _register_options(stage: Compute, a: Axis, vector: str, width: int, structure: str) -> tuple[int, ...]:
     if a in table_axes(stage):
         return (table_axes(stage)[a],)
+    turned = turned_axis(stage)
+    if a == turned:
+        return (min(width, a.extent),)
+    if turned is not None:
+        return (1,)
     if a.name == vector:
         most = -(-a.extent // width)
         return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4)) if n <= most)
@@ -490,8 +498,8 @@ def table_axes(stage: Compute) -> dict[Axis, int]:
         match node:
             case Op("eq", (Axis() as a, Const())) if a in stage.axes and a.extent <= 8:
                 found[a] = a.extent
-            case Op("eq", (Op("mod", (Axis() as a, Const(period, _))), Const())) if a in stage.axes and period <= 8:
-                found[a] = int(period)
+            case Op("eq", (Op("mod") as remainder, Const())) if (period := _period(remainder)) and period[1] <= 8:
+                found[period[0]] = period[1]
             case _:
                 pass
     return found
@@ -502,8 +510,18 @@ def _periods(stage: Compute) -> dict[Axis, int]:
     """Axes of which only the remainder picks something out, and the divisor."""
     if not table_axes(stage):
         return {}
-    found = (n.args for n in walk(stage.body) if isinstance(n, Op) and n.name == "mod")
-    return {a: int(c.value) for a, c in found if isinstance(a, Axis) and isinstance(c, Const)}
+    return dict(p for n in walk(stage.body) if isinstance(n, Op) and (p := _period(n)) is not None)
+
+
+def _period(e: Op) -> tuple[Axis, int] | None:
+    """i % m, (i / d) % m: the axis, and after how many indices the values return."""
+    match e:
+        case Op("mod", (Axis() as a, Const(m, _))):
+            return a, int(m)
+        case Op("mod", (Op("floordiv", (Axis() as a, Const(d, _))), Const(m, _))):
+            return a, int(d * m)
+        case _:
+            return None
 
 
 def _misses_an_axis(stage: Compute, read: Read) -> bool:
@@ -543,6 +561,21 @@ def _strictly_inlinable(stage: Compute) -> bool:
         if used != sorted(set(used)):
             return False
     return True
+
+
+@cache
+def turned_axis(stage: Compute) -> Axis | None:
+    """y[.., u, .., l] = x[.., l, .., u]: the axis u that runs along the rows of what is read, where lanes run along
+    those that are written."""
+    if stage.reduce or not isinstance(stage.body, Read) or not stage.space or stage.dtype != "float32":
+        return None
+    forms = [affine(i) for i in stage.body.index]
+    last, lane = forms[-1] if forms else None, stage.space[-1]
+    if last is None or any(f is None for f in forms) or last.coefficient(lane) or lane.extent < SHORT_TURN:
+        return None
+    along = [a for a, c in last.terms if c == 1 and a in stage.space and a.extent >= SHORT_TURN]
+    used = [a for f in forms if f is not None for a, _ in f.terms]
+    return next((a for a in along if used.count(a) == used.count(lane) == 1), None)
 
 
 def _only_moves(stage: Compute) -> bool:

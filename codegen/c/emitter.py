@@ -160,10 +160,43 @@ class Emitter(Vectors):
         return f"for (int64_t {var} = 0; {var} < {n}; {var}++{moved}) {{"
 
     def unroll(self, s: For) -> None:
+        self.constants[s.var] = 0
+        if self.turned(s, s.body):
+            del self.constants[s.var]
+            return
         for i in range(constant(s.extent)):
             self.constants[s.var] = i
             self.straight(s.body)
         del self.constants[s.var]
+
+    def turned(self, rows: For, body: tuple[Stmt, ...]) -> bool:
+        """y[u, l] = x[l, u] for a few rows u and the lanes l: loaded along u, turned in registers."""
+        match body:
+            case (For(var, Const(1), inner, "unroll"),):
+                self.constants[var] = 0
+                done = self.turned(rows, inner)
+                del self.constants[var]
+                return done
+            case (For(lane, extent, (Store(_, _, Read()) as store,), "vector"),):
+                return self.turn(rows, Vector(lane, lane.extent, constant(extent)), store)
+            case _:
+                return False
+
+    def turn(self, rows: For, v: Vector, s: Store) -> bool:
+        assert isinstance(s.value, Read)
+        target, source = self.buffers[s.buffer], self.buffers[s.value.tensor]
+        n = constant(rows.extent)
+        plain = all(b.dtype == "float32" and b.scope != "register" for b in (target, source)) and target is not source
+        if not plain or v.lanes not in (4, 8, 16) or not 2 <= n <= v.lanes:
+            return False
+        to, at = self.access(s.buffer, s.index, v.axis), self.access(s.value.tensor, s.value.index, v.axis)
+        stride, along = dict(to.unrolled).get(rows.var, 0), dict(at.unrolled).get(rows.var, 0)
+        if to.rest or at.rest or to.lane != 1 or along != 1 or at.lane in (0, 1) or stride == 0:
+            return False
+        part = "" if n == v.lanes == v.active else "_part"
+        sizes = f", {n}, {v.active}" if part else ""
+        self.line(f"tw_turn{part}{v.lanes}({self.address(at)}, {at.lane}, {self.address(to)}, {stride}{sizes});")
+        return True
 
     def vectorise(self, s: For) -> None:
         self.vector = Vector(s.var, s.var.extent, constant(s.extent))
