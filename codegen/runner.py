@@ -45,6 +45,9 @@ class RunnerError(Exception):
     """Measuring itself does not work: the harness or a child fails before any program of a batch ran."""
 
 
+UNTOUCHED = 128 << 20  # bytes that count against a child's limit without ever being touched: libraries, reserved arrays
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The protocol. Measured in the prototype unless said otherwise; seconds and bytes.
@@ -456,7 +459,8 @@ def _death(w: Worker, limit: float, s: Settings) -> Failure:
         return Failure("timeout", f"killed after {limit:.1f} s in one call{told}")
     if w.silent:
         return Failure("timeout", f"killed: no sign of life for {s.grace_seconds:.0f} s{told}")
-    large = w.usage > max(0.9 * s.memory_bytes, w.inherited)
+    most = min(0.9 * s.memory_bytes, s.memory_bytes - UNTOUCHED)
+    large = w.usage > max(most, w.inherited)
     if large or code == -signal.SIGKILL:  # nobody but the kernel's own killer is left
         return Failure("memory", f"used {w.usage >> 20} MiB of the {s.memory_bytes >> 20} MiB allowed{told}")
     if code < 0:

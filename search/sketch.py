@@ -33,6 +33,7 @@ COPIES = (".pack", ".block")  # ends of the names of operands that are copied in
 FILTER_TILES = (2, 4)  # results of a Winograd tile, each way
 MOST_POINTS = 6  # with more, float32 loses another digit (Barabasz et al., TOMS 2020)
 WORTH = 1.3  # times fewer steps, or it is not tried
+SHORT_REDUCTION = 32  # terms that are summed in one go
 SHORT_TURN = 4  # shorter rows are not worth turning in registers
 LONG_BLOCK = 32  # a shorter reduction axis is not worth splitting
 
@@ -222,8 +223,10 @@ def _filter_tiles(state: State, stage: Compute) -> tuple[int, ...]:
 
 
 def _levels(stage: Compute, vector: str) -> str:
-    """Lanes along the reduction hold partial results until all of it is summed: it is not split again."""
-    return "SSRS" if any(a.name == vector for a in stage.reduce) else "SSRSRS"
+    """Lanes along the reduction hold partial results until all of it is summed: it is not split again. Nor is a short
+    one: its partial sums would cross memory for nothing."""
+    lanes, length = any(a.name == vector for a in stage.reduce), prod(a.extent for a in stage.reduce)
+    return "SSRS" if lanes or length <= SHORT_REDUCTION else "SSRSRS"
 
 
 def unroll_constants(state: State, stage: Compute) -> Iterable[State]:
@@ -324,7 +327,7 @@ def _tiled(state: State, stage: Compute, vector: str, structure: str, rule: str)
         *_tile_holes(stage, vector, structure, state.target),
         *_marks(stage, vector, structure, state.target),
     )
-    if structure == "SSRSRS" and vector in {a.name for a in stage.space}:
+    if structure.count("S") > 2 and vector in {a.name for a in stage.space}:
         for tensor in _packed(state, stage, vector):
             state = state.then(Pack(stage.name, tensor, vector), rule="pack")
     return state.then(Tile(stage.name, structure, vector), *holes, rule=rule)
@@ -376,7 +379,7 @@ def _register_options(stage: Compute, a: Axis, vector: str, width: int, structur
         return (1,)
     if a.name == vector:
         most = -(-a.extent // width)
-        return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4)) if n <= most)
+        return tuple(n for n in (REGISTER_VECTORS if stage.reduce else (1, 2, 4, 8)) if n <= most)
     if (
         structure == "SS"
         or table_axes(stage)
@@ -459,7 +462,7 @@ def _friendly(dag: Dag, stage: Compute, read: Read, a: Axis) -> bool:
     if a not in set().union(*(axes(i) for i in read.index), set()):
         return True
     last = affine(read.index[-1])
-    if last is not None and last.coefficient(a) == 1 and all(a not in axes(i) for i in read.index[:-1]):
+    if last is not None and last.coefficient(a) in (1, 2) and all(a not in axes(i) for i in read.index[:-1]):
         return True
     return _packs(dag, stage, read, a)
 

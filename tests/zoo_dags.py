@@ -117,6 +117,28 @@ def depthwise(stride: int) -> Stage:
     )
 
 
+def depthwise_first(stride: int) -> Stage:
+    """Channels first: lanes run along a row that is guarded at both ends and, at stride 2, read every other time."""
+    x, w = placeholder((3, 9, 37), "x"), placeholder((3, 3, 3), "w", constant=True)
+    source = compute(
+        (3, 11, 39),
+        lambda c, y, z: select(all_of(le(1, y), lt(y, 10), le(1, z), lt(z, 38)), x[c, y - 1, z - 1], 0.0),
+        "pad",
+    )
+    ky, kx = reduce_axis(3, "ky"), reduce_axis(3, "kx")
+    return compute(
+        (3, 8 // stride + 1, 36 // stride + 1),
+        lambda c, y, z: sum(source[c, y * stride + ky, z * stride + kx] * w[c, ky, kx], (ky, kx)),
+        "first",
+    )
+
+
+def turned() -> Stage:
+    """Blocks of lanes x lanes, and what is left of them on two sides."""
+    x = placeholder((2, 21, 37), "x")
+    return compute((37, 2, 21), lambda k, n, i: x[n, i, k], "turned")
+
+
 def grouped() -> Stage:
     x, w = placeholder((1, 6, 3, 5), "x"), placeholder((3, 3, 5, 17), "w", constant=True)
     k, c = reduce_axis(3, "k"), reduce_axis(5, "c")
@@ -265,6 +287,9 @@ ZOO: dict[str, Dag] = {
     "attention": dag([attention()]),
     "conv, padded": dag([conv_bias_relu()]),
     "conv, stride 2": dag([conv(2, 9, 7, 3, 18, 3, 2, 0)]),
+    "depthwise, channels first": dag([depthwise_first(1)]),
+    "depthwise, channels first, stride 2": dag([depthwise_first(2)]),
+    "turned": dag([turned()]),
     "conv, filtered": dag([filtered()]),
     "conv, filtered line": dag([filtered_line()]),
     "conv, 1x1": dag([conv(1, 5, 5, 20, 33, 1, 1, 0)]),

@@ -10,6 +10,9 @@ static inline int64_t tw_floordiv(int64_t a, int64_t b) { int64_t q = a / b; ret
 static inline int64_t tw_mod(int64_t a, int64_t b) { int64_t r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
 static inline double tw_fmod_floor(double a, double b) { double r = fmod(a, b); return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
 
+static inline int64_t tw_larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t tw_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* One family of functions for L lanes of float.
  * vLf: in registers. uLf: in memory, any alignment, may alias. Masks are vLi, all ones or all zeros a lane. */
 #define TW_FLOATS(L, BYTES)                                                                                            \
@@ -180,14 +183,14 @@ static inline void tw_store16(float *p, v16f v, int n) {
 #else
 #define TW_SHUFFLE(TYPE, a, b, ...) __builtin_shuffle(a, b, (TYPE){__VA_ARGS__})
 #endif
-#define TW_TURNS __attribute__((noinline, unused))
+#define TW_APART __attribute__((noinline, unused)) /* a function that is called: not one copy a use */
 
 static inline v4f tw_low4(v4f a, v4f b) { return TW_SHUFFLE(v4i, a, b, 0, 4, 1, 5); }
 static inline v4f tw_high4(v4f a, v4f b) { return TW_SHUFFLE(v4i, a, b, 2, 6, 3, 7); }
 #define TW_ROUND4(b, a)                                                                                                \
   const v4f b##0 = tw_low4(a##0, a##2), b##1 = tw_high4(a##0, a##2);                                                   \
   const v4f b##2 = tw_low4(a##1, a##3), b##3 = tw_high4(a##1, a##3);
-TW_TURNS static void tw_turn4(const float *from, int64_t step, float *to, int64_t stride) {
+TW_APART static void tw_turn4(const float *from, int64_t step, float *to, int64_t stride) {
   const v4f a0 = *(const u4f *)(from + 0 * step);
   const v4f a1 = *(const u4f *)(from + 1 * step);
   const v4f a2 = *(const u4f *)(from + 2 * step);
@@ -199,7 +202,7 @@ TW_TURNS static void tw_turn4(const float *from, int64_t step, float *to, int64_
   *(u4f *)(to + 2 * stride) = c2;
   *(u4f *)(to + 3 * stride) = c3;
 }
-TW_TURNS static void tw_turn_part4(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
+TW_APART static void tw_turn_part4(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
   const v4f a0 = lanes > 0 ? tw_load4(from + 0 * step, rows) : (v4f){};
   const v4f a1 = lanes > 1 ? tw_load4(from + 1 * step, rows) : (v4f){};
   const v4f a2 = lanes > 2 ? tw_load4(from + 2 * step, rows) : (v4f){};
@@ -221,7 +224,7 @@ static inline v8f tw_high8(v8f a, v8f b) { return TW_SHUFFLE(v8i, a, b, 4, 12, 5
   const v8f b##2 = tw_low8(a##1, a##5), b##3 = tw_high8(a##1, a##5);                                                   \
   const v8f b##4 = tw_low8(a##2, a##6), b##5 = tw_high8(a##2, a##6);                                                   \
   const v8f b##6 = tw_low8(a##3, a##7), b##7 = tw_high8(a##3, a##7);
-TW_TURNS static void tw_turn8(const float *from, int64_t step, float *to, int64_t stride) {
+TW_APART static void tw_turn8(const float *from, int64_t step, float *to, int64_t stride) {
   const v8f a0 = *(const u8f *)(from + 0 * step);
   const v8f a1 = *(const u8f *)(from + 1 * step);
   const v8f a2 = *(const u8f *)(from + 2 * step);
@@ -242,7 +245,7 @@ TW_TURNS static void tw_turn8(const float *from, int64_t step, float *to, int64_
   *(u8f *)(to + 6 * stride) = d6;
   *(u8f *)(to + 7 * stride) = d7;
 }
-TW_TURNS static void tw_turn_part8(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
+TW_APART static void tw_turn_part8(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
   const v8f a0 = lanes > 0 ? tw_load8(from + 0 * step, rows) : (v8f){};
   const v8f a1 = lanes > 1 ? tw_load8(from + 1 * step, rows) : (v8f){};
   const v8f a2 = lanes > 2 ? tw_load8(from + 2 * step, rows) : (v8f){};
@@ -278,7 +281,7 @@ static inline v16f tw_high16(v16f a, v16f b) { return TW_SHUFFLE(v16i, a, b, 8, 
   const v16f b##10 = tw_low16(a##5, a##13), b##11 = tw_high16(a##5, a##13);                                            \
   const v16f b##12 = tw_low16(a##6, a##14), b##13 = tw_high16(a##6, a##14);                                            \
   const v16f b##14 = tw_low16(a##7, a##15), b##15 = tw_high16(a##7, a##15);
-TW_TURNS static void tw_turn16(const float *from, int64_t step, float *to, int64_t stride) {
+TW_APART static void tw_turn16(const float *from, int64_t step, float *to, int64_t stride) {
   const v16f a0 = *(const u16f *)(from + 0 * step);
   const v16f a1 = *(const u16f *)(from + 1 * step);
   const v16f a2 = *(const u16f *)(from + 2 * step);
@@ -316,7 +319,7 @@ TW_TURNS static void tw_turn16(const float *from, int64_t step, float *to, int64
   *(u16f *)(to + 14 * stride) = e14;
   *(u16f *)(to + 15 * stride) = e15;
 }
-TW_TURNS static void tw_turn_part16(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
+TW_APART static void tw_turn_part16(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
   const v16f a0 = lanes > 0 ? tw_load16(from + 0 * step, rows) : (v16f){};
   const v16f a1 = lanes > 1 ? tw_load16(from + 1 * step, rows) : (v16f){};
   const v16f a2 = lanes > 2 ? tw_load16(from + 2 * step, rows) : (v16f){};
@@ -353,5 +356,44 @@ TW_TURNS static void tw_turn_part16(const float *from, int64_t step, float *to, 
   if (rows > 13) tw_store16(to + 13 * stride, e13, lanes);
   if (rows > 14) tw_store16(to + 14 * stride, e14, lanes);
   if (rows > 15) tw_store16(to + 15 * stride, e15, lanes);
+}
+#endif
+
+/* Every other element: p[0], p[2], ...; nothing behind the last one is touched. `_part`: the first n of them. */
+#define TW_EVENS(L, ...)                                                                                               \
+  static inline v##L##f tw_even##L(const float *p) {                                                                   \
+    return TW_SHUFFLE(v##L##i, *(const u##L##f *)p, *(const u##L##f *)(p + L - 1), __VA_ARGS__);                       \
+  }                                                                                                                    \
+  static inline v##L##f tw_even_part##L(const float *p, int n) {                                                       \
+    const v##L##f a = tw_load##L(p, 2 * n - 1 < L ? 2 * n - 1 : L);                                                    \
+    const v##L##f b = 2 * n > L ? tw_load##L(p + L - 1, 2 * n - L) : (v##L##f){};                                      \
+    return TW_SHUFFLE(v##L##i, a, b, __VA_ARGS__);                                                                     \
+  }
+
+/* The lanes from `low` (at least 0) up to `high` (at most L) of a row, zeros elsewhere; nothing else of it is touched. */
+#define TW_WINDOW(L)                                                                                                   \
+  TW_APART static v##L##f tw_edge##L(const float *p, int64_t low, int64_t high) {                                      \
+    float row[2 * L] __attribute__((aligned(64))) = {};                                                                \
+    if (low < high) *(u##L##f *)(row + low) = tw_load##L(p + low, (int)(high - low));                                  \
+    return *(const v##L##f *)row;                                                                                      \
+  }                                                                                                                    \
+  static inline __attribute__((always_inline)) v##L##f tw_window##L(const float *p, int64_t low, int64_t high) {       \
+    if (low <= 0 && high >= L) return *(const u##L##f *)p;                                                             \
+    return tw_edge##L(p, low, high < L ? high : L);                                                                    \
+  }
+
+TW_EVENS(4, 0, 2, 5, 7)
+TW_WINDOW(4)
+
+#ifdef __AVX__
+TW_EVENS(8, 0, 2, 4, 6, 9, 11, 13, 15)
+TW_WINDOW(8)
+#endif
+
+#ifdef __AVX512F__
+TW_EVENS(16, 0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31)
+static inline v16f tw_window16(const float *p, int64_t low, int64_t high) {
+  const unsigned below = high >= 16 ? 0xffff : high > 0 ? (1u << high) - 1 : 0, from = low >= 16 ? 0 : 0xffffu << low;
+  return __builtin_ia32_loadups512_mask(p, (v16f){}, (unsigned short)(below & from));
 }
 #endif

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 
 from codegen.c.scalar import INFIX
 from codegen.c.scope import Access, Buffer, Scope, Value
-from ir.affine import affine
-from ir.expr import Axis, Cast, Const, Expr, Op, Read, dtype_of, walk
+from ir.affine import Affine, affine, bounds, expression, plus, scale
+from ir.expr import Axis, Cast, Const, Expr, Op, Read, all_of, dtype_of, walk
 
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
@@ -92,9 +92,9 @@ class Vectors(Scope):
             raise NoVector
         if x.lane == 0:
             return self.broadcast(e, x)
-        if x.lane != 1 or b.dtype != "float32":
+        if b.dtype != "float32" or x.lane not in (1, 2):
             raise NoVector
-        return self.load(e, x, v)
+        return self.load(e, x, v) if x.lane == 1 else self.load_even(e, x, v)
 
     def broadcast(self, e: Read, x: Access) -> Value:
         text = self.element(x) if x.rest else f"*({self.address(x)})"
@@ -111,6 +111,12 @@ class Vectors(Scope):
         if e.tensor in self.streams and not known and 4 * self.fixed(x) % CACHE_LINE == 0:
             self.line(f"__builtin_prefetch({self.address(x, self.streams[e.tensor])}, 0, 2);")
         return value
+
+    def load_even(self, e: Read, x: Access, v: Vector) -> Value:
+        """Every other element: two loads, woven."""
+        at = self.address(x)
+        text = f"tw_even{v.lanes}({at})" if v.active == v.lanes else f"tw_even_part{v.lanes}({at}, {v.active})"
+        return self.remember(e.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
 
     def remember(self, tensor: str, text: str, declaration: str, kind: str) -> Value:
         if tensor in self.stored:
@@ -136,6 +142,8 @@ class Vectors(Scope):
                 return self.first_lanes(int(n), then, otherwise, v)
         if not self.mentions(c, v.axis):
             return self.branch(c, then, otherwise, v)
+        if self.is_window(then, otherwise, v):
+            return self.window(c, then, otherwise, v)
         if any(isinstance(n, Read) and self.buffers[n.tensor].scope != "register" and self.mentions(n, v.axis)
                for side in (then, otherwise) for n in walk(side)):  # fmt: skip
             raise NoVector  # a guarded load must not touch what its guard rules out
@@ -144,6 +152,46 @@ class Vectors(Scope):
             raise NoVector
         a, b = self.as_vector(self.value(then)), self.as_vector(self.value(otherwise))
         return Value(f"tw_select{v.lanes}({mask.text}, {a}, {b})", "v")
+
+    def is_window(self, then: Expr, otherwise: Expr, v: Vector) -> bool:
+        """A guarded row: adjacent elements where the guard holds, zeros elsewhere."""
+        if not isinstance(then, Read) or not isinstance(otherwise, Const) or otherwise.value != 0:
+            return False
+        b = self.buffers[then.tensor]
+        if b.scope == "register" or b.dtype != "float32":
+            return False
+        x = self.access(then.tensor, then.index, v.axis)
+        return x.lane == 1 and not x.rest
+
+    def window(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
+        """select(1 <= j and j < n and ok, x[j - 1], 0): where it is ok, the lanes from the first to the last that hold."""
+        shared = [k for k in conjuncts(c) if not self.mentions(k, v.axis)]
+        lanes = [k for k in conjuncts(c) if self.mentions(k, v.axis)]
+        if shared:
+            return self.branch(all_of(*shared), Op("select", (all_of(*lanes), then, otherwise)), otherwise, v)
+        assert isinstance(then, Read)
+        low, high = ["0"], [str(v.active)]
+        for k in lanes:
+            form = at_least_zero(k)
+            if form is None or abs(form.coefficient(v.axis)) != 1:
+                raise NoVector
+            rising = form.coefficient(v.axis) > 0
+            rest = self.settled(form, v.axis)
+            if bounds(rest)[0] >= (0 if rising else v.active - 1):
+                continue  # for all lanes, always
+            text = self.scalar(expression(rest))
+            (low if rising else high).append(f"-({text})" if rising else f"({text}) + 1")
+        x = self.access(then.tensor, then.index, v.axis)
+        if len(low) == len(high) == 1:
+            return self.load(then, x, v)
+        at = self.address(x)
+        text = f"tw_window{v.lanes}({at}, {nested('tw_larger', low)}, {nested('tw_smaller', high)})"
+        return self.remember(then.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
+
+    def settled(self, form: Affine, without: Axis) -> Affine:
+        """The form without an axis, unrolled loops where they stand."""
+        kept = tuple((a, n) for a, n in form.terms if a != without and a not in self.constants)
+        return Affine(kept, form.constant + sum(n * self.constants.get(a, 0) for a, n in form.terms if a != without))
 
     def first_lanes(self, n: int, then: Expr, otherwise: Expr, v: Vector) -> Value:
         self.vector = replace(v, active=n)
@@ -213,6 +261,28 @@ class Vectors(Scope):
         if name == "not":
             return Value(f"(~{values[0].text})", "m")
         return Value(f"({values[0].text} {'&' if name == 'and' else '|'} {values[1].text})", "m")
+
+
+def conjuncts(c: Expr) -> tuple[Expr, ...]:
+    match c:
+        case Op("and", (a, b)):
+            return (*conjuncts(a), *conjuncts(b))
+        case _:
+            return (c,)
+
+
+def at_least_zero(c: Expr) -> Affine | None:
+    """A comparison as a linear form that must not be negative: 1 <= j as j - 1, j < n as n - 1 - j."""
+    match c:
+        case Op("le" | "lt" as name, (a, b)):
+            return plus(plus(affine(b), scale(affine(a), -1)), Affine((), -1 if name == "lt" else 0))
+        case _:
+            return None
+
+
+def nested(function: str, texts: Sequence[str]) -> str:
+    """f(a, f(b, c))"""
+    return texts[0] if len(texts) == 1 else f"{function}({texts[0]}, {nested(function, texts[1:])})"
 
 
 def as_int(v: Value) -> str:

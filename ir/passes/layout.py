@@ -148,11 +148,19 @@ def windowed(s: State, node: Node) -> None:
     rank = s.rank(node.inputs[0])
     if _layout(s, node)[1] != "C" or rank - 2 not in LETTERS:
         return plain(s, node)
+    if _by_channel(s, node) and s.order(node.inputs[0]) == tuple(range(rank)):
+        return plain(s, node)
     order, weights = last_order(rank), (*range(2, rank), 1, 0)
     inputs = [s.get(node.inputs[0], order)]
     inputs += [s.get(i, weights) for i in node.inputs[1:2]]
     inputs += [s.declared(i) for i in node.inputs[2:]]
     s.emit(node, inputs, {**node.attributes, "layout": f"N{LETTERS[rank - 2]}C"}, [order] * len(node.outputs))
+
+
+def _by_channel(s: State, node: Node) -> bool:
+    """Each channel is worked on by itself, so that one order serves as well as another: none is worth a transpose."""
+    channels = s.shape(node.inputs[0])[1]
+    return node.operator.endswith("_pool") or (node.operator == "conv" and node.attributes.get("groups", 1) == channels)
 
 
 def image(s: State, node: Node) -> None:
