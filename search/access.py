@@ -226,8 +226,11 @@ def _dimension(index: Expr, extent: int, stride: int) -> Dimension:
 
 
 def _operations(e: Expr) -> Counter[str]:
-    """Kinds of the operations on values; what stands in an index or a condition does not count."""
+    """Kinds of the operations on values; what stands in an index or a condition does not count, nor does a choice of
+    numbers, which unrolling makes (the tables of a transform)."""
     match e:
+        case Op("select", (_, Const(), otherwise)) if not _operations(otherwise):
+            return Counter()
         case Op("select", (_, then, otherwise)):
             return Counter(select=1) + max(_operations(then), _operations(otherwise), key=Counter.total)
         case Op(name, args):

@@ -66,7 +66,7 @@ WIDTH = len(NAMES)
 PAGE = 4096  # addresses this far apart fall into the same set of a 64-set first-level cache
 # Throughputs of a recent x86 core, a cycle (Agner Fog, instruction tables): 2 fused multiply-adds of latency 4, 2
 # loads, 1 store; bytes into L1 and L2. They shape one estimate; the trees find its scale.
-FMA, LATENCY, LOADS, STORES, INTO_L1, INTO_L2 = 2, 4, 2, 1, 32, 8
+FMA, LATENCY, LOADS, STORES, INTO_L1, INTO_L2 = 2, 4, 2, 1, 32, 16
 
 
 def features(population: Population, target: Target) -> np.ndarray:

@@ -30,7 +30,7 @@ WEIGHTS: tuple[tuple[str, float], ...] = (
     ("others.traffic_l2", -0.3),
     ("others.strided",   -0.3),
     ("parallel.balance",  1.0),
-    ("estimate.slowdown", -4.0),   # another algorithm may have less to do
+    ("estimate.slowdown", -8.0),   # another algorithm may have less to do
     ("loop.r0",          -0.2),    # partial sums rest in memory
 )  # fmt: skip
 

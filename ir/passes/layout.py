@@ -14,6 +14,7 @@ from ir.passes.rewrite import Rewrite
 
 Order = tuple[int, ...]  # an order lists the dimensions of a value as they lie in memory, outermost first
 
+LONG_ROW = 24  # outputs; in shorter rows many lanes stay empty, and channels last pays for its transposes
 LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 ELEMENTWISE = frozenset(o.name for o in elementwise.OPERATORS) - {"quantize", "dequantize", "trilu"}
 
@@ -158,8 +159,11 @@ def windowed(s: State, node: Node) -> None:
 
 
 def _by_channel(s: State, node: Node) -> bool:
-    """Each channel is worked on by itself, so that one order serves as well as another: none is worth a transpose."""
+    """Each channel is worked on by itself, in rows that are long enough for lanes: one order serves as well as another,
+    and none is worth a transpose."""
     channels = s.shape(node.inputs[0])[1]
+    if s.shape(node.outputs[0])[-1] < LONG_ROW:
+        return False
     return node.operator.endswith("_pool") or (node.operator == "conv" and node.attributes.get("groups", 1) == channels)
 
 
