@@ -171,7 +171,7 @@ def add_write_cache(state: State, stage: Compute) -> Iterable[State]:
 def tile(state: State, stage: Compute) -> Iterable[State]:
     for vector in vector_axes(state.dag, stage):
         levels = _levels(stage, vector)
-        for laid in _laid_out(state, stage, levels):
+        for laid in _laid_out(state, stage, vector, levels):
             yield _tiled(laid, stage, vector, levels, "tile")
 
 
@@ -182,19 +182,25 @@ def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
     assert consumer is not None
     for vector in vector_axes(state.dag, stage):
         levels = _levels(stage, vector)
-        for laid in _laid_out(state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"), stage, levels):
+        for laid in _laid_out(state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"), stage, vector, levels):
             yield _tiled(laid, stage, vector, levels, "tile-and-fuse")
 
 
-def _laid_out(state: State, stage: Compute, structure: str) -> Iterator[State]:
-    """As it is, and with a copied operand in the order of the outer reduction loop: the copy is made anyway."""
+def _laid_out(state: State, stage: Compute, vector: str, structure: str) -> Iterator[State]:
+    """As it is, and with a copied operand in the order of the outer reduction loop: the copy is made anyway. Not one that
+    lanes run along: that is packed, into this very order."""
     yield state
     if structure.count("R") < 2:
         return
     for k in stage.reduce:
         for tensor in dict.fromkeys(r.tensor for r in reads(stage.body)):
-            if k.extent >= LONG_BLOCK and _is_copied(state, tensor) and blockable(stage, tensor, k):
+            along = any(vector in {a.name for i in r.index for a in axes(i)} for r in reads_of(stage, tensor))
+            if k.extent >= LONG_BLOCK and _is_copied(state, tensor) and blockable(stage, tensor, k) and not along:
                 yield state.then(Block(stage.name, tensor, k.name), rule="block")
+
+
+def reads_of(stage: Compute, tensor: str) -> list[Read]:
+    return [r for r in reads(stage.body) if r.tensor == tensor]
 
 
 def _is_copied(state: State, tensor: str) -> bool:
