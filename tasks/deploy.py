@@ -16,9 +16,9 @@ from ir.schedule import Program
 from ir.target import Target
 from ir.workload import Workload
 from search.evolve import Space, sample_valid
-from search.heuristic import heuristic
 from tasks.build import kernel_of
 from tasks.model import Model
+from tasks.prior import prior
 from tasks.space import space_of
 
 Best = Mapping[str, Mapping[str, Any]]  # workload key -> row of the question `best_program`
@@ -37,7 +37,7 @@ class Pick:
 
 
 def pick(workload: Workload, target: Target, best: Best) -> Pick:
-    """The recorded best, if its sketch still exists; else the heuristic's favourite."""
+    """The recorded best, if its sketch still exists; else a guess."""
     space = space_of(workload, target)
     row = best.get(workload.key)
     if row is not None and row["sketch"] in space.keys:
@@ -47,13 +47,13 @@ def pick(workload: Workload, target: Target, best: Best) -> Pick:
 
 
 def guess(space: Space, seed: int = 0) -> Program:
-    """What to use when nothing was measured: the heuristic's favourite among random valid programs."""
-    rng = np.random.default_rng(seed)
+    """What to use when nothing was measured: the prior's favourite among random valid programs."""
+    rng, score = np.random.default_rng(seed), prior(space.target)
     found: list[tuple[float, Program]] = []
     for sketch in space.sketches:
         population = sample_valid(space, sketch, GUESSES, rng).population
         if len(population):
-            scores = heuristic(space.features(population, space.target))
+            scores = score(space.features(population, space.target))
             row = int(np.argmax(scores))
             found.append((float(scores[row]), population.program(row)))
     if not found:
@@ -66,7 +66,7 @@ def _choices(model: Model, picks: Mapping[str, Pick]) -> tuple[Choice, ...]:
 
 
 def assemble(model: Model, target: Target, compiler: Compiler, best: Best) -> Module:
-    """One library for the whole network. Untuned workloads run the heuristic's guess, and `module.report` says so."""
+    """One library for the whole network. Untuned workloads run a guess, and `module.report` says so."""
     picks = {w.key: pick(w, target, best) for w in model.workloads}
     kernels = {key: kernel_of(p.program, p.key) for key, p in picks.items()}
     return compile_network(network(model.partition, kernels, _choices(model, picks)), compiler, target)

@@ -25,11 +25,11 @@ from ir.timing import Failure, Timing
 from ir.workload import Workload
 from search.budget import Grant, Policy, next_round
 from search.cost_model import Rows
-from search.heuristic import heuristic
 from search.tuner import Proposal, Result, Settings, Tuner
 from tasks import record
 from tasks.lane import Incumbent, Lane, Round, build, finalists, learn, measure, middle, propose, scored
 from tasks.lessons import elsewhere, joined, learnt
+from tasks.prior import prior
 from tasks.record import Run, history
 from tasks.space import SCHEMA, least_flops, space_of
 from tasks.workbench import Workbench, workbench
@@ -139,7 +139,7 @@ def lane_of(
 ) -> Lane:
     """A workload with all that the store knows of it. far_bytes: of the model's other constants."""
     space = space_of(workload, bench.target)
-    tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=heuristic)
+    tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=prior(bench.target))
     roofline = bench.roofline_seconds(least_flops(space), workload.dag.bytes)
     known = champion if champion is not None and champion.sketch_key in space.keys else None
     lane = Lane(workload, space, tuner, roofline, far_bytes, known)
