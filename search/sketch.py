@@ -172,7 +172,7 @@ def tile(state: State, stage: Compute) -> Iterable[State]:
     for vector in vector_axes(state.dag, stage):
         levels = _levels(stage, vector)
         for laid in _laid_out(state, stage, vector, levels):
-            yield _tiled(laid, stage, vector, levels, "tile")
+            yield from _tilings(laid, stage, vector, levels, "tile")
 
 
 def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
@@ -182,8 +182,10 @@ def tile_and_fuse(state: State, stage: Compute) -> Iterable[State]:
     assert consumer is not None
     for vector in vector_axes(state.dag, stage):
         levels = _levels(stage, vector)
-        for laid in _laid_out(state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"), stage, vector, levels):
-            yield _tiled(laid, stage, vector, levels, "tile-and-fuse")
+        for laid in _laid_out(
+            state.then(Fuse(stage.name, consumer.name, 2), rule="tile-and-fuse"), stage, vector, levels
+        ):
+            yield from _tilings(laid, stage, vector, levels, "tile-and-fuse")
 
 
 def _laid_out(state: State, stage: Compute, vector: str, structure: str) -> Iterator[State]:
@@ -324,7 +326,25 @@ def _driver(state: State, name: str) -> str:
 # --- holes ------------------------------------------------------------------------------
 
 
-def _tiled(state: State, stage: Compute, vector: str, structure: str, rule: str) -> State:
+def _tilings(state: State, stage: Compute, vector: str, structure: str, rule: str) -> Iterator[State]:
+    """With its operands packed; and where that copies at run time what lies well enough as it is, without."""
+    yield _tiled(state, stage, vector, structure, rule)
+    stage = state.dag.stage(stage.name)
+    known, axis = constants(state.dag), next((a for a in stage.space if a.name == vector), None)
+    if axis is None or structure.count("S") < 3:
+        return
+    wanted = _packed(state, stage, vector)
+    if wanted and not any(t in known for t in wanted) and all(_in_rows(stage, t, axis) for t in wanted):
+        yield _tiled(state, stage, vector, structure, rule, packs=False)
+
+
+def _in_rows(stage: Compute, tensor: str, a: Axis) -> bool:
+    """Lanes along the axis are neighbours in memory."""
+    forms = [affine(r.index[-1]) for r in reads_of(stage, tensor)]
+    return all(f is not None and f.coefficient(a) == 1 for f in forms)
+
+
+def _tiled(state: State, stage: Compute, vector: str, structure: str, rule: str, packs: bool = True) -> State:
     """The Tile step with its holes, and the operands that it packs."""
     stage = state.dag.stage(stage.name)
     lanes = _lane_holes(stage, vector, state.target) if vector else ()
@@ -334,7 +354,7 @@ def _tiled(state: State, stage: Compute, vector: str, structure: str, rule: str)
         *_marks(stage, vector, structure, state.target),
     )
     if structure.count("S") > 2 and vector in {a.name for a in stage.space}:
-        for tensor in _packed(state, stage, vector):
+        for tensor in _packed(state, stage, vector) if packs else ():
             state = state.then(Pack(stage.name, tensor, vector), rule="pack")
     return state.then(Tile(stage.name, structure, vector), *holes, rule=rule)
 

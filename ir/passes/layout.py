@@ -149,7 +149,7 @@ def windowed(s: State, node: Node) -> None:
     rank = s.rank(node.inputs[0])
     if _layout(s, node)[1] != "C" or rank - 2 not in LETTERS:
         return plain(s, node)
-    if _by_channel(s, node) and s.order(node.inputs[0]) == tuple(range(rank)):
+    if (_by_channel(s, node) or _by_pixel(s, node)) and s.order(node.inputs[0]) == tuple(range(rank)):
         return plain(s, node)
     order, weights = last_order(rank), (*range(2, rank), 1, 0)
     inputs = [s.get(node.inputs[0], order)]
@@ -165,6 +165,15 @@ def _by_channel(s: State, node: Node) -> bool:
     if s.shape(node.outputs[0])[-1] < LONG_ROW:
         return False
     return node.operator.endswith("_pool") or (node.operator == "conv" and node.attributes.get("groups", 1) == channels)
+
+
+def _by_pixel(s: State, node: Node) -> bool:
+    """A product of matrices: weights times pixels in rows, or pixels times weights."""
+    if node.operator != "conv" or s.order(node.inputs[0]) != tuple(range(s.rank(node.inputs[0]))):
+        return False
+    steps = node.attributes.get("strides", ())
+    alone = all(n == 1 for n in s.shape(node.inputs[1])[2:]) and isinstance(steps, tuple) and set(steps) <= {1}
+    return alone and not any(_ints(node, "pads", ())) and s.shape(node.outputs[0])[-1] >= LONG_ROW
 
 
 def image(s: State, node: Node) -> None:
