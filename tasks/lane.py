@@ -5,9 +5,10 @@ propose -> build -> measure -> (record) -> learn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -80,6 +81,15 @@ class Lane:
     def program(self, proposal: Proposal) -> Program:
         return Program(self.space.sketches[self.space.keys.index(proposal.sketch_key)], proposal.choices)
 
+    @property
+    def constant_bytes(self) -> int:
+        """What one call reads of constants: as the program to beat holds them (a transform may need several times the
+        room), else as the workload has them."""
+        binary = self.incumbent.binary if self.incumbent else None
+        if binary is None:
+            return constant_bytes(self.workload)
+        return sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in binary.kernel.arguments if a.role == "constant")
+
     @cached_property
     def default(self) -> Proposal:
         """What runs when nothing was ever measured: the first to be proposed, so that tuning cannot end behind it."""
@@ -95,6 +105,16 @@ class Lane:
     @property
     def best_seconds(self) -> float | None:
         return self.confirmed_seconds or (self.incumbent.seconds if self.incumbent else None)
+
+
+def constant_bytes(workload: Workload) -> int:
+    """Of the constants that one call reads."""
+    return sum(prod(i.shape) * np.dtype(i.dtype).itemsize for i in workload.dag.inputs if i.constant)
+
+
+def far_bytes(lanes: Iterable[Lane], lane: Lane) -> int:
+    """Constants that the model reads between two calls of one of the lane's workloads."""
+    return sum(other.workload.weight * other.constant_bytes for other in lanes) - lane.constant_bytes
 
 
 def propose(lane: Lane, n: int) -> tuple[list[Proposal], float, float]:

@@ -10,12 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from math import prod
 from pathlib import Path
 from time import monotonic
 from uuid import uuid4
-
-import numpy as np
 
 from codegen.toolchain import Binary
 from data.query import connect
@@ -27,7 +24,20 @@ from search.budget import Grant, Policy, next_round
 from search.cost_model import Rows
 from search.tuner import Proposal, Result, Settings, Tuner
 from tasks import record
-from tasks.lane import Incumbent, Lane, Round, build, finalists, learn, measure, middle, propose, scored
+from tasks.lane import (
+    Incumbent,
+    Lane,
+    Round,
+    build,
+    constant_bytes,
+    far_bytes,
+    finalists,
+    learn,
+    measure,
+    middle,
+    propose,
+    scored,
+)
 from tasks.lessons import elsewhere, joined, learnt
 from tasks.prior import prior
 from tasks.record import Run, history
@@ -122,11 +132,6 @@ def lanes_of(workloads: Sequence[Workload], bench: Workbench, store: Store, requ
             )
             for w in workloads
         }
-
-
-def constant_bytes(workload: Workload) -> int:
-    """Of the constants that one call reads."""
-    return sum(prod(i.shape) * np.dtype(i.dtype).itemsize for i in workload.dag.inputs if i.constant)
 
 
 def lane_of(
@@ -250,6 +255,7 @@ def measure_turn(session: Session, turn: Turn) -> Turn:
     """Verify and time; a workload without a right answer to compare with is taken out, with the reason."""
     start = monotonic()
     lane = turn.lane
+    lane.far_bytes = far_bytes(session.lanes.values(), lane)
     batch = measure(lane, session.bench, turn.built, turn.proposals)
     turn.round = Round(
         lane.workload.key, session.rounds, tuple(turn.proposals), tuple(batch.timings), tuple(scored(lane, batch)),
@@ -280,6 +286,7 @@ def _forget(turn: Turn, bench: Workbench) -> None:
 
 def confirm(session: Session, lane: Lane) -> list[tuple[Proposal, Timing]]:
     """The finalists' round of one workload; its figures are the ones reported."""
+    lane.far_bytes = far_bytes(session.lanes.values(), lane)
     found = finalists(lane, session.bench, session.request.finalists, session.request.final_seconds)
     if found:
         record.record_finalists(session.store, session.run, session.bench, lane, found, session.rounds)
