@@ -397,4 +397,15 @@ def _check_bounds(where: str, index: Expr, extent: int, place: _Place) -> None:
     facts = (*place.facts, *of_divisions(index, place.facts))
     require(never_positive(scale(form, -1) or ZERO, facts), f"{where}: may be below 0")
     above = Affine(form.terms, form.constant - extent + 1)
-    require(never_positive(above, facts), f"{where}: may reach beyond {extent - 1}")
+    inside = never_positive(above, facts) or _quotient_below(index, extent, place)
+    require(inside, f"{where}: may reach beyond {extent - 1}")
+
+
+def _quotient_below(index: Expr, extent: int, place: _Place) -> bool:
+    """x / n < extent where x < extent * n"""
+    match index:
+        case Op("floordiv", (x, Const(n, _))) if n > 0 and (form := form_of(x)) is not None:
+            facts = (*place.facts, *of_divisions(x, place.facts))
+            return never_positive(Affine(form.terms, form.constant - extent * int(n) + 1), facts)
+        case _:
+            return False

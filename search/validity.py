@@ -294,7 +294,8 @@ def _index(e: Expr) -> Index:
 
 
 def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
-    """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart."""
+    """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart. Of i / by,
+    tiles are taken to begin at multiples."""
     found = [f[d] for f in forms]
     known = [f.form for f in found if f.form is not None]
     by = found[0].by
@@ -302,10 +303,7 @@ def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns
         return np.float64(extent)
     starts = [f.constant for f in known]
     reach = 1 + max(starts) - min(starts) + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in known[0].terms)
-    if by > 1:  # the whole where tiles do not start at multiples
-        apart = [(span.get(a, a.extent) % by != 0) & (span.get(a, a.extent) < a.extent) for a, _ in known[0].terms]
-        reach = np.where(np.any(np.broadcast_arrays(*apart), axis=0), extent, -(-reach // by))
-    return np.minimum(reach, extent)
+    return np.minimum(-(-reach // by), extent)
 
 
 def spans(host: Tiling, position: Columns, n: int) -> tuple[dict[Axis, Columns], Columns]:

@@ -46,13 +46,17 @@ def _span(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
 
 
 def _quotients(index: Expr, where: Where, extent: int) -> tuple[Affine, int]:
-    """Of an index i / by that starts at a multiple of `by`."""
+    """Of i / by. Loops whose steps are no multiples of `by` count with all their turns: a region further in never
+    reaches out of one further out."""
     match index:
-        case Op("floordiv", (inner, Const(by, _))) if affine(inner) is not None:
+        case Op("floordiv", (inner, Const(by, _))) if by > 0 and affine(inner) is not None:
             base, n = _span(inner, where, extent)
-            if by > 0 and base.constant % by == 0 and all(c % by == 0 for _, c in base.terms):
-                by = int(by)
-                return Affine(tuple((a, c // by) for a, c in base.terms), base.constant // by), -(-n // by)
+            by = int(by)
+            rest = Affine(tuple((a, c) for a, c in base.terms if c % by), base.constant % by)
+            low, high = bounds(rest)
+            if low >= 0:
+                first = Affine(tuple((a, c // by) for a, c in base.terms if c % by == 0), base.constant // by)
+                return first, (high + n - 1) // by + 1
     return ZERO, extent
 
 
