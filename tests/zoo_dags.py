@@ -100,6 +100,17 @@ def filtered() -> Stage:
     return relu(conv(1, 5, 4, 16, 34, 3, 1, 1))
 
 
+def filtered_phases() -> Stage:
+    """Of a transposed convolution: each phase begins its own way on."""
+    x, w = placeholder((6, 5, 16), "x"), placeholder((2, 2, 2, 2, 16, 20), "w", constant=True)
+    ky, kx, c = reduce_axis(2, "ky"), reduce_axis(2, "kx"), reduce_axis(16, "c")
+    return compute(
+        (4, 2, 3, 2, 20),
+        lambda y, p, z, q, o: sum(x[y + p + ky, z + q + kx, c] * w[p, q, ky, kx, c, o], (ky, kx, c)),
+        "phases",
+    )
+
+
 def filtered_line() -> Stage:
     x, w = placeholder((14, 32), "x"), placeholder((34, 3, 32), "w", constant=True)
     k, c = reduce_axis(3, "k"), reduce_axis(32, "c")
@@ -291,6 +302,7 @@ ZOO: dict[str, Dag] = {
     "depthwise, channels first, stride 2": dag([depthwise_first(2)]),
     "turned": dag([turned()]),
     "conv, filtered": dag([filtered()]),
+    "conv, filtered phases": dag([filtered_phases()]),
     "conv, filtered line": dag([filtered_line()]),
     "conv, 1x1": dag([conv(1, 5, 5, 20, 33, 1, 1, 0)]),
     "conv, grouped": dag([grouped()]),
