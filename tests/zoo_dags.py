@@ -102,10 +102,10 @@ def filtered() -> Stage:
 
 def filtered_phases() -> Stage:
     """Of a transposed convolution: each phase begins its own way on."""
-    x, w = placeholder((6, 5, 16), "x"), placeholder((2, 2, 2, 2, 16, 20), "w", constant=True)
-    ky, kx, c = reduce_axis(2, "ky"), reduce_axis(2, "kx"), reduce_axis(16, "c")
+    x, w = placeholder((6, 6, 24), "x"), placeholder((2, 2, 2, 2, 24, 34), "w", constant=True)
+    ky, kx, c = reduce_axis(2, "ky"), reduce_axis(2, "kx"), reduce_axis(24, "c")
     return compute(
-        (4, 2, 3, 2, 20),
+        (4, 2, 4, 2, 34),
         lambda y, p, z, q, o: sum(x[y + p + ky, z + q + kx, c] * w[p, q, ky, kx, c, o], (ky, kx, c)),
         "phases",
     )
