@@ -42,7 +42,7 @@ endif
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: .venv  ## tune a small model; prints before and after, and where the report and the store lie
+demo: .venv  ## tune a small model; prints before and after, where the store lies, and what makes a page of it
 	$(BIN)/tilewright tune $(MODEL) --trials $(TRIALS) --store $(STORE) --seed 0
 
 test: .venv lint  ## everything CI runs: format, lint, types, contracts and every test

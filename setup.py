@@ -13,7 +13,18 @@ from setuptools.command.build_py import build_py
 
 ROOMS = ("flows", "tasks", "search", "codegen", "data", "ir")
 PACKAGES = find_packages(include=[f"{room}{tail}" for room in ("tilewright", *ROOMS) for tail in ("", ".*")])
-SHIPPED = ["py.typed", "**/*.sql", "**/*.h", "**/*.c", "**/*.cu", "**/*.cuh", "**/*.json"]
+SHIPPED = [
+    "py.typed",
+    "**/*.sql",
+    "**/*.h",
+    "**/*.c",
+    "**/*.cu",
+    "**/*.cuh",
+    "**/*.json",
+    "**/*.html",
+    "**/*.css",
+    "**/*.js",
+]
 
 
 def one_name(source: str, path: str) -> str:

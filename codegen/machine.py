@@ -277,7 +277,7 @@ def _measure(machine: Machine, compiler: Compiler, directory: Path) -> Machine |
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         path = str(Path(folder, "probe"))
         words = [w for w in spoken(flags(one), compiler.kind) if w not in ("-fPIC", "-shared")]
-        text = _harness_text(one) + PEAK + PROBE
+        text = harness_text(one) + PEAK + PROBE
         if execute([*compiler.command, *words, "-x", "c", "-", "-o", path], text, RUN_SECONDS).code != 0:
             return None
         ran = execute([path, *map(str, sizes.values())], "", RUN_SECONDS)
@@ -287,7 +287,7 @@ def _measure(machine: Machine, compiler: Compiler, directory: Path) -> Machine |
     return replace(machine, peak_gflops=peak, bandwidth=dict(zip(sizes, rates, strict=True)))
 
 
-def _harness_text(t: Target, chains: int = 12, steps: int = 16384) -> str:
+def harness_text(t: Target, chains: int = 12, steps: int = 16384) -> str:
     """The constants of a target before the harness. 12 chains: latency 4 times 2 ports is 8, and 16 registers hold them."""
     names = [f"c{i}" for i in range(chains)]
     lanes = t.vector_bytes // 4
@@ -308,7 +308,7 @@ def harness(compiler: Compiler, t: Target, directory: Path) -> Binary:
     """The clock loop and the peak kernel for a target, as the shared object that a `Runner` needs. Raises ToolchainError."""
     out = Argument("out", (t.threads * t.vector_bytes // 4,), "float32", "output")
     kernel = Kernel("harness", "tilewright_peak", PEAK, (out,))
-    (built,) = build([kernel], compiler, t, directory, prelude=_harness_text(t))
+    (built,) = build([kernel], compiler, t, directory, prelude=harness_text(t))
     if not isinstance(built, Binary):
         raise ToolchainError(f"{compiler.version}: the harness does not compile: {built.message}")
     return built

@@ -235,6 +235,10 @@ class Runner:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def renew(self) -> None:
+        """Other children from the next batch on: what a program has by chance in one process is drawn anew."""
+        self._dismiss()
+
     def close(self) -> None:
         """Kill the children and remove what they wrote."""
         self._dismiss()
@@ -293,7 +297,7 @@ class Runner:
             self._staff()
             team = self.workers[: min(len(jobs), workers or len(self.workers))]
             visit_every = max(1, -(-len(jobs) // (2 * len(team))))
-            far = min(far_bytes, self.target.l3_bytes, MOST_FAR)
+            far = min(far_bytes, 2 * self.target.l3_bytes, MOST_FAR)  # once the cache: half of it would stay
             plan = Plan(str(self.harness.path), self.target.threads, protocol, tuple(jobs), incumbent, visit_every, far)
             _write_plan(folder, plan)
             for w in team:

@@ -9,14 +9,17 @@ DuckDB file would lock out every other process. No value is ever formatted into 
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -27,9 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.files import publish
-from data.parts import Parts
+from data.parts import SEED, Parts, encode
 from data.sandbox import PROGRAM, Request, connection, first_line, make_views, set_parts
-from data.schema import TABLES
+from data.schema import TABLES, conform
 from data.store import Store, StoreError, StoreWarning
 
 SQL = Path(__file__).parent / "sql"
@@ -202,7 +205,25 @@ def _steadily(store: Store, answer: Callable[[dict[str, Parts]], pa.Table]) -> p
 
 
 def _listed(store: Store, deep: bool) -> dict[str, Parts]:
-    return {table: store.parts(table, deep) for table in TABLES}
+    return {table: _of_today(store, table, deep) for table in TABLES}
+
+
+def _of_today(store: Store, table: str, deep: bool) -> Parts:
+    """The parts of a table; where the store is older than the table, or than a column of it, with that column."""
+    missing = store.is_one and not store.folder(table).is_dir()
+    found = Parts() if missing else store.parts(table, deep)
+    if missing or (found.files and not store.has_columns(table)):
+        return replace(found, files=(_blank(table), *found.files))
+    return found
+
+
+@cache
+def _blank(table: str) -> Path:
+    """A part without a row, for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="tilewright"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    definition = TABLES[table]
+    return publish(folder / SEED, encode(definition, conform(definition, [])))
 
 
 def _gone(before: dict[str, Parts], after: dict[str, Parts]) -> bool:

@@ -282,7 +282,9 @@ def params(connection: Connection) -> dict[str, dict[str, Any]]:
         "WHERE run = (SELECT max_by(key, started) FROM runs) GROUP BY ALL ORDER BY count(*) DESC, workload LIMIT 1"
     )
     run, workload, target, device, program = found.fetchall()[0]
-    known = {"run": run, "workload": workload, "target": target, "device": device, "key": program[:8], "k": 10}
+    (model,) = connection.duckdb.sql("SELECT max_by(model, started) FROM runs").fetchall()[0]
+    place = {"run": run, "workload": workload, "target": target, "device": device, "model": model}
+    known = {**place, "program": program, "key": program[:8], "k": 10}
     return {name: {param: known.get(param) for param in params_of(name)} for name in names()}
 
 

@@ -182,6 +182,7 @@ RUNS = Table("runs", "One run of the flow. A run adds a row when it starts and o
     Column("latency_after",  REAL, "of the model with the best programs [s a call]", NULL),
     Column("version",        TEXT, "of Tilewright"),
     Column("settings",       TEXT, "JSON: every setting of the run"),
+    Column("environment",    TEXT, "environments.key; NULL: not recorded", NULL),
     CREATED,
 ))  # fmt: skip
 
@@ -206,9 +207,108 @@ SOURCES = Table("sources", "Generated code worth keeping: a record stays usable 
     CREATED,
 ))  # fmt: skip
 
+ENVIRONMENTS = Table("environments", "What a time depends on besides the machine. Keys are hashes of the other columns.", (
+    Column("key",       TEXT, "hash of the rest"),
+    Column("compiler",  TEXT, "compiler and version a program was built with"),
+    Column("flags",     TEXT, "what the compiler was told"),
+    Column("code",      TEXT, "of Tilewright, as it wrote the program: version, digest of the sources that write C"),
+    Column("kernel",    TEXT, "of the operating system, release and build, when the program ran"),
+    Column("microcode", TEXT, "of the processor, as the kernel states it"),
+    Column("libraries", TEXT, "that programs are linked with: version, or name and digest"),
+    Column("probe",     TEXT, "digest of the peak probe's binary: rates of two probes are not compared"),
+    CREATED,
+))  # fmt: skip
+
+REGISTRATIONS = Table("registrations", "A model that is tuned every night. The last row of a key counts.", (
+    Column("key",            TEXT, "the model with its shapes, and its threads"),
+    Column("model",          TEXT, "what to load: a name, or the path of an ONNX file"),
+    Column("label",          TEXT, "what its runs are called: runs.model"),
+    Column("threads",        INT,  "threads of the tuned programs"),
+    Column("batch",          INT,  "size of a batch, where the name of the model leaves it open"),
+    Column("seq",            INT,  "length of a text; NULL: the model's own", NULL),
+    Column("dims",           TEXT, "JSON: extents of an ONNX file's symbolic dimensions; NULL: none", NULL),
+    Column("trials",         INT,  "programs to measure each night, at most"),
+    Column("budget_seconds", REAL, "wall time to tune each night, at most [s]; NULL: no limit", NULL),
+    Column("active",         BOOL, "false: no longer"),
+    CREATED,
+))  # fmt: skip
+
+CHECKS = Table("checks", "A program measured again on a night: one row a round. Rounds of one look are side by side.", (
+    Column("night",       TEXT, "nights.key"),
+    Column("workload",    TEXT, "workloads.key"),
+    Column("program",     TEXT, "programs.key"),
+    Column("role",        TEXT, "kept: the binary of an earlier night; built: made anew; challenger: may take its place"),
+    Column("look",        INT,  "1: of every program; 2: again, of those that looked changed; 3: against a challenger"),
+    Column("round",       INT,  "of that look, from 0"),
+    Column("seconds",     REAL, "smallest sample of the round [s a call]"),
+    Column("peak_gflops", REAL, "attained by the peak probe beside this round [1e9 flop/s]"),
+    Column("target",      TEXT, "kind, ISA and thread count in one stable text"),
+    Column("device",      TEXT, "devices.key"),
+    Column("environment", TEXT, "environments.key: that it was built in, and that it ran in"),
+    CREATED,
+))  # fmt: skip
+
+SHIFTS = Table("shifts", "A standing program that takes another time than before, beyond doubt; or that failed.", (
+    Column("night",              TEXT, "nights.key of the night that found it"),
+    Column("workload",           TEXT, "workloads.key"),
+    Column("program",            TEXT, "programs.key"),
+    Column("target",             TEXT, "kind, ISA and thread count in one stable text"),
+    Column("device",             TEXT, "devices.key"),
+    Column("ratio",              REAL, "time now over time before, drift taken out; above 1: slower; NULL: it failed", NULL),
+    Column("confidence",         REAL, "probability that chance does not do this, for all looks of the night together; "
+                                       "NULL: it failed", NULL),
+    Column("changed",            TEXT, "columns of environments that differ; time: none of them; or the kind of the failure"),
+    Column("before_seconds",     REAL, "median of the rounds before [s a call]; NULL: not known", NULL),
+    Column("seconds",            REAL, "median of the rounds now [s a call]; NULL: it failed", NULL),
+    Column("rounds",             INT,  "on which this stands, the smaller side"),
+    Column("before_environment", TEXT, "environments.key; NULL: not known", NULL),
+    Column("environment",        TEXT, "environments.key"),
+    CREATED,
+))  # fmt: skip
+
+PROMOTIONS = Table("promotions", "What decided which program stands for a workload. The last row counts, and a later "
+                                 "finalists' round.", (
+    Column("night",      TEXT, "nights.key"),
+    Column("workload",   TEXT, "workloads.key"),
+    Column("program",    TEXT, "programs.key of what stands from now on"),
+    Column("rival",      TEXT, "programs.key of the other one; NULL: there was none", NULL),
+    Column("promoted",   BOOL, "whether the program is new in its place"),
+    Column("ratio",      REAL, "time of the challenger over that of the standing one, side by side; NULL: not measured", NULL),
+    Column("confidence", REAL, "probability that the challenger is faster; NULL: not measured", NULL),
+    Column("reason",     TEXT, "in words"),
+    Column("target",     TEXT, "kind, ISA and thread count in one stable text"),
+    Column("device",     TEXT, "devices.key"),
+    CREATED,
+))  # fmt: skip
+
+NIGHTS = Table("nights", "One night of one registered model on one device.", (
+    Column("key",             TEXT, "names the night of the model"),
+    Column("registration",    TEXT, "registrations.key"),
+    Column("model",           TEXT, "what its runs are called: runs.model"),
+    Column("run",             TEXT, "runs.key of the tuning of that night; NULL: there was none", NULL),
+    Column("target",          TEXT, "kind, ISA and thread count in one stable text"),
+    Column("device",          TEXT, "devices.key"),
+    Column("environment",     TEXT, "environments.key"),
+    Column("started",         TIME, "UTC"),
+    Column("finished",        TIME, "UTC"),
+    Column("trials",          INT,  "programs measured by the tuning"),
+    Column("watched",         INT,  "workloads with a standing program"),
+    Column("slower",          INT,  "of those, slower than before; failures count"),
+    Column("faster",          INT,  "of those, faster than before"),
+    Column("promoted",        INT,  "workloads with a new standing program"),
+    Column("latency_seconds", REAL, "weighted sum over the standing programs [s a call]; NULL: one has no time", NULL),
+    Column("model_seconds",   REAL, "the model as a whole, beside the library [s a call]; NULL: not measured", NULL),
+    Column("library",         TEXT, "what it was compared with, and its version; NULL: none is installed", NULL),
+    Column("library_seconds", REAL, "that library's time, in turns with ours [s a call]; NULL: not measured", NULL),
+    CREATED,
+))  # fmt: skip
+
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (WORKLOADS, SKETCHES, PROGRAMS, MEASUREMENTS, ROUNDS, RUNS, DEVICES, SOURCES)
+    for table in (
+        WORKLOADS, SKETCHES, PROGRAMS, MEASUREMENTS, ROUNDS, RUNS, DEVICES, SOURCES, ENVIRONMENTS, REGISTRATIONS, CHECKS,
+        SHIFTS, PROMOTIONS, NIGHTS,
+    )
 }  # fmt: skip
 
 # (table, version) -> the function that turns rows of that version into rows of the next one.

@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +52,11 @@ class Store:
             store._prepare(table)
         return store
 
+    @property
+    def is_one(self) -> bool:
+        """Whether somebody has made this store."""
+        return (self.root / LAYOUT_FILE).is_file()
+
     def folder(self, table: str) -> Path:
         return self.root / table_named(table).name
 
@@ -73,6 +79,11 @@ class Store:
             return listing(self.folder(table), table_named(table), deep)
         except OSError as error:
             raise StoreError(f"cannot read {self.folder(table)}: {error.strerror or error}") from error
+
+    def has_columns(self, table: str) -> bool:
+        """Whether every column of today is in the table's files; `open` sees to it."""
+        seed = self.folder(table) / SEED
+        return seed.is_file() and _was_current(seed, seed.stat().st_mtime_ns, table)
 
     def compact(self, table: str) -> Compaction:
         """Merge small parts, migrate old ones, move damaged and foreign files to `quarantine/` (`data.compact`)."""
@@ -103,6 +114,12 @@ def _is_current(seed: Path, table: Table) -> bool:
         return version_of(seed) >= table.version and all(field in list(columns) for field in table.arrow)
     except (pa.ArrowException, OSError, KeyError):
         return False
+
+
+@lru_cache(maxsize=1 << 10)  # asked at every question, of every table
+def _was_current(seed: Path, mtime_ns: int, table: str) -> bool:
+    del mtime_ns
+    return _is_current(seed, table_named(table))
 
 
 def _check_writable(root: Path) -> None:

@@ -80,6 +80,32 @@ def run(
 
     Prefect is imported here, not before: it reads its settings from the environment then. Raises ServerError.
     """
+    _ready(folder, meanwhile, environ)
+    from flows.tune import tune
+
+    with _watched(folder, watch):
+        report: Report = tune(**arguments)
+        return report
+
+
+def run_night(
+    arguments: Mapping[str, Any],
+    folder: Path,
+    watch: Watch,
+    meanwhile: Callable[[], None],
+    environ: MutableMapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """As `run`, of the flow `nightly`."""
+    _ready(folder, meanwhile, environ)
+    from flows.nightly import nightly
+
+    with _watched(folder, watch):
+        document: dict[str, Any] = nightly(**arguments)
+        return document
+
+
+def _ready(folder: Path, meanwhile: Callable[[], None], environ: MutableMapping[str, str]) -> None:
+    """The environment in which Prefect may be imported, with a server in it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in QUIET.items():
         environ.setdefault(name, value)
@@ -87,13 +113,16 @@ def run(
         meanwhile()
     else:
         _serve(folder, meanwhile, environ)
-    from flows.tune import WATCH, tune
+
+
+@contextmanager
+def _watched(folder: Path, watch: Watch) -> Iterator[None]:
+    from flows.tune import WATCH
 
     log_to(folder / "prefect.log")
     token = WATCH.set(watch)
     try:
-        report: Report = tune(**arguments)
-        return report
+        yield
     finally:
         WATCH.reset(token)
 

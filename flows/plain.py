@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flows.tuning import Stages, Watch, silent, tune
+from tasks.lease import Say, leased, warn
 from tasks.model import Model, load
 from tasks.outcome import Report, baseline, best_latency, compare, report, untuned_latency
 from tasks.session import Request, Session, close, opened
@@ -83,10 +84,15 @@ def shape(batch: int, seq: int | None, dims: Mapping[str, int] | None = None) ->
     return Shape(batch, seq, dims)
 
 
-def carry_out(asked: Request, shape: Shape, stages: Stages, watch: Watch) -> Report:
-    """Load, open, tune, close. After Ctrl-C the report is that of what was recorded, its state "stopped"."""
+def carry_out(asked: Request, shape: Shape, stages: Stages, watch: Watch, say: Say = warn) -> Report:
+    """Load, open, tune, close; the device is ours meanwhile. After Ctrl-C the report is that of what was recorded, its
+    state "stopped"."""
     model = load(asked.model, shape.batch, shape.seq, shape.dims)
-    with opened(asked, shape.label(model.name), model.workloads, release(), os.environ) as session:
+    name = shape.label(model.name)
+    with (
+        leased(f"the tuning of {name}", os.environ, say),
+        opened(asked, name, model.workloads, release(), os.environ) as session,
+    ):
         return _tuned(session, stages, watch)
 
 

@@ -6,32 +6,23 @@ prefect deployment run 'tune/resnet' --param trials=64 --watch
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Annotated
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from pydantic import Field
 
+from flows.artifacts import Progress, show_tuning
 from flows.plain import STORE, Report, carry_out, request, shape
 from flows.tuning import Stages, Watch
 from tasks import policy
-from tasks.session import Session
 
 LIFTED = Stages(policy.propose, policy.build, policy.measure, policy.record, policy.confirm)
 Positive = Annotated[int, Field(ge=1)]
 
 
-def logged(event: str, session: Session, about: Any) -> None:
-    """A line a round, for the log of the flow run."""
-    if event == "round":
-        w, best = about.lane.workload, about.lane.best_seconds
-        speed = f"{best * 1e6:.1f} us, {w.dag.flops / best / 1e9:.1f} GFLOP/s" if best else "no valid program yet"
-        get_run_logger().info("%s: %s (%d of %d trials)", w.name, speed, session.spent, session.request.trials)
-
-
-WATCH: ContextVar[Watch] = ContextVar("WATCH", default=logged)
-"""Who watches the flow in this process: nothing that a deployment could say."""
+WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+"""Who watches the flow in this process, nothing that a deployment could say; by default its log and its artifacts do."""
 
 
 @flow(name="tune", flow_run_name="tune {model}", persist_result=False)
@@ -62,6 +53,7 @@ def tune(
         dims: extents of the symbolic dimensions of an ONNX file.
     """
     asked = request(model, trials, budget_seconds, threads, store, seed, early_stop)
-    found = carry_out(asked, shape(batch, seq, dims), LIFTED, WATCH.get())
-    create_table_artifact(key="tune", table=found["workloads"], description=f"{found['model']}: {found['state']}")
+    watch = WATCH.get() or Progress()
+    found = carry_out(asked, shape(batch, seq, dims), LIFTED, watch, get_run_logger().warning)
+    show_tuning(found)
     return found

@@ -117,8 +117,8 @@ def partial_level(t: Tiling) -> int:
 def traffic(population: Population, target: Target) -> dict[str, dict[str, Column]]:
     """Level -> tensor -> bytes that one call asks it for, float64 (programs); estimates, stages without tiles left out.
 
-    "l1": every load and store of the register tiles. The others: what enters the cache before them. Where a tensor lies before the call is not known here: all levels count as if every
-    one came from the last.
+    "l1": every load and store of the register tiles. The others: what enters the cache before them. Where a tensor lies
+    before the call is not known here: all levels count as if everything came from the last one.
     """
     out: dict[str, dict[str, Column]] = {level: {} for level in LEVELS}
     for rows, part in by_split(population):

@@ -53,7 +53,7 @@ def kind_of(target: Target) -> dict[str, Any]:
 
 def _score(model: Model, features: np.ndarray) -> np.ndarray:
     """It learnt from one thread: of several, the share that is kept busy counts as much."""
-    return model.predict(features) * (np.exp2(features[:, BALANCE].astype(np.float64)) - 1)
+    return np.asarray(model.predict(features) * (np.exp2(features[:, BALANCE].astype(np.float64)) - 1))
 
 
 __all__ = ["KIND", "PLACE", "Score", "kind_of", "prior", "shipped"]

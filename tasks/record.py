@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from codegen.environment import Environment, environment
 from codegen.toolchain import flags
 from data.query import Connection
 from data.query import run as question
@@ -40,12 +41,18 @@ class Run:
 def record_run(
     store: Store, run: Run, bench: Workbench, version: str, state: str, before: float | None, after: float | None
 ) -> None:
+    now = environment(bench.compiler, bench.target, version, bench.runner.harness.path)
+    record_environments(store, [now])
     store.append("runs", [{
         "key": run.key, "model": run.model, "target": bench.target.key, "threads": bench.target.threads, "seed": run.seed,
         "trials": run.trials, "budget_seconds": run.budget_seconds, "started": run.started,
         "finished": None if state == "running" else datetime.now(UTC), "state": state, "latency_before": before,
-        "latency_after": after, "version": version, "settings": run.settings,
+        "latency_after": after, "version": version, "settings": run.settings, "environment": now.key,
     }])  # fmt: skip
+
+
+def record_environments(store: Store, found: Iterable[Environment]) -> None:
+    store.append("environments", [{"key": e.key, **asdict(e)} for e in dict.fromkeys(found)])
 
 
 def record_device(store: Store, bench: Workbench) -> None:
@@ -102,6 +109,9 @@ def record_round(store: Store, run: Run, bench: Workbench, lane: Lane, turn: Rou
 def record_finalists(
     store: Store, run: Run, bench: Workbench, lane: Lane, found: Sequence[tuple[Proposal, Timing]], number: int
 ) -> None:
+    """The default of today's rules may win although no search has proposed it: without its row nobody finds it again."""
+    proposed = {result.proposal.key for result in lane.tuner.state.history}
+    store.append("programs", [_program(p, run, bench, lane, number) for p, _ in found if p.key not in proposed])
     store.append("measurements", [
         _measurement(t, None, run, bench, lane, number, None, confirmed=True) for _, t in found
     ])  # fmt: skip

@@ -48,9 +48,13 @@ def roofline_seconds(
 ) -> float:
     """No program is faster: arithmetic at the peak, or inputs and outputs once through the nearest cache that holds
     them (Williams et al., CACM 2009). peak_gflops, sizes [bytes] and bandwidth [GB/s] by level are of one core."""
-    level = next((name for name in ("l1", "l2", "l3") if bytes_ <= sizes.get(name, 0) * threads), "dram")
-    rate = (bandwidth.get(level) or 10.0) * threads
+    rate = (bandwidth.get(nearest(bytes_, sizes, threads)) or 10.0) * threads
     return max(flops / (peak_gflops * threads * 1e9), bytes_ / (rate * 1e9))
+
+
+def nearest(bytes_: float, sizes: Mapping[str, int], threads: int) -> str:
+    """The first level that holds so many bytes; "dram" when no cache does. sizes: bytes by level, of one core."""
+    return next((name for name in ("l1", "l2", "l3") if bytes_ <= sizes.get(name, 0) * threads), "dram")
 
 
 def machine_at(compiler: Compiler, directory: Path) -> Machine:

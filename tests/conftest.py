@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before anyone imports Prefect, which reads its settings and makes its home then."""
     config.stash[HOME] = tempfile.mkdtemp(prefix="prefect-home")
     os.environ["PREFECT_HOME"] = config.stash[HOME]
+    os.environ["TILEWRIGHT_LEASES"] = str(Path(config.stash[HOME]) / "leases")  # tests run side by side all the same
     os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

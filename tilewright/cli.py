@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from tilewright import STORE, __version__
+from tilewright.commands.bench import bench
+from tilewright.commands.explain import explain
+from tilewright.commands.nightly import nightly
+from tilewright.commands.register import models, register, unregister
 from tilewright.commands.replay import replay
+from tilewright.commands.report import report
+from tilewright.commands.roofline import roofline
 from tilewright.commands.sql import sql
 from tilewright.errors import BAD_INPUT, INTERRUPTED, UsageError, told
-
-if TYPE_CHECKING:
-    from tilewright.peers import Entry
 
 TRIALS, ENDLESS = 1000, 1_000_000  # programs to measure: without a limit of time, and with one
 WRONG = 1  # exit status: it ran, and what came out is wrong or missing
@@ -76,9 +79,6 @@ Budget    = Annotated[str | None, typer.Option(metavar="TIME", help="Time to spe
 Seed      = Annotated[int, typer.Option(metavar="S", help="Of every random choice.")]
 EarlyStop = Annotated[bool, typer.Option(help="Give up a workload whose best time no longer moves.")]
 Check     = Annotated[bool, typer.Option("--check", help="Compare the outputs with a reference.")]
-Cases     = Annotated[list[str], typer.Argument(metavar="CASE...", help="Models; 'GMM.*' is every one that fits.")]
-Against   = Annotated[str, typer.Option(metavar="PEERS", help="onnxruntime, numpy; with commas between them.")]
-TuneFirst = Annotated[int, typer.Option("--trials", metavar="N", help="Tune each case first, with so many programs.")]
 Key       = Annotated[str, typer.Argument(metavar="KEY", help="Of a program or a workload, or the beginning of one.")]
 # fmt: on
 
@@ -260,9 +260,10 @@ def run(
 ) -> int:  # fmt: skip
     """Run a model with the best known programs, on seeded inputs."""
     with pure(json_):
-        from tilewright.bench import once
+        from tilewright.bench import asked, once
 
-        report = once(_entry(model, threads, store, batch, seq, dim), check, _at_least_one("--rounds", rounds))
+        case = asked(model, threads, store, batch, seq, dims_of(dim))
+        report = once(case, check, _at_least_one("--rounds", rounds))
     if json_:
         print_json(report)
     else:
@@ -272,59 +273,13 @@ def run(
     return WRONG if report["verified"] is False else 0
 
 
-@app.command()
-@guarded
-def bench(
-    cases: Cases, against: Against = "onnxruntime", trials: TuneFirst = 0, threads: Threads = 1,
-    store: StorePath = STORE, batch: Batch = 1, seq: Seq = None, dim: Dims = None, rounds: Rounds = 9,
-    json_: Json = False,
-) -> int:  # fmt: skip
-    """Time models side by side with others: same cores, in turns, outputs verified."""
-    with pure(json_):
-        from tilewright.bench import compared, contenders, expanded
-        from tilewright.view import said
-
-        peers = contenders(against)
-        entries = [_entry(name, threads, store, batch, seq, dim) for name in expanded(cases)]
-        for e in entries if trials else ():
-            _tune_first(e, trials, json_)
-        report = compared(entries, peers, _at_least_one("--rounds", rounds), said)
-    if json_:
-        print_json(report)
-    else:
-        from tilewright.printed import benched
-
-        benched(report, peers)
-    return 0 if all(c["verified"] for c in report["cases"]) else WRONG
-
-
-def _tune_first(e: Entry, trials: int, quiet: bool) -> None:
-    from flows.plain import plain
-    from tilewright.view import watching
-
-    dims = dict(e.dims) if e.dims else None
-    with watching(False, quiet) as watch:
-        plain(e.model, trials, None, e.threads, e.store, batch=e.batch, seq=e.seq, dims=dims, watch=watch)
-
-
-def _entry(model: str, threads: int, store: str, batch: int, seq: int | None, dim: Sequence[str] | None) -> Entry:
-    """What runs, checked in this process: a mistake is told before anything is started."""
-    from codegen.toolchain import find_compiler
-    from flows.plain import request, shape
-    from tilewright.peers import OURS, Entry
-
-    request(model, 1, None, threads, store, 0, True)
-    dims = shape(batch, seq, dims_of(dim)).dims
-    entry = Entry(OURS, model, batch, seq, dims, threads, str(_place(store)))
-    entry.loaded()
-    find_compiler(os.environ)
-    return entry
+app.command()(guarded(bench))
 
 
 # ---------------------------------------------------------------------------------------------- show and sql
 
 
-def _a_store(store: str) -> Path:
+def a_store(store: str) -> Path:
     """Raises UsageError: asking makes no store."""
     place = _place(store)
     if not place.is_dir():
@@ -341,7 +296,7 @@ def show(key: Key, store: StorePath = STORE, json_: Json = False) -> None:
         from tasks.show import fastest, forms, found, threads_of
         from tasks.workbench import workbench
 
-        kept = Store(_a_store(store))
+        kept = Store(a_store(store))
         row = _the_one(key, found(kept, key))
         bench = workbench(kept.root.parent / "work", threads_of(row), os.environ)
         bench.runner.close()
@@ -370,6 +325,9 @@ def _the_one(key: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 app.command()(guarded(sql))
+app.command()(guarded(report))
+app.command()(guarded(roofline))
+app.command()(guarded(explain))
 
 
 # ---------------------------------------------------------------------------------------------- doctor
@@ -398,6 +356,10 @@ def doctor(store: StorePath = STORE, threads: Threads = 1, json_: Json = False) 
 
 
 app.command()(guarded(replay))
+app.command()(guarded(register))
+app.command()(guarded(models))
+app.command()(guarded(unregister))
+app.command()(guarded(nightly))
 
 
 # ---------------------------------------------------------------------------------------------- the program

@@ -27,6 +27,9 @@ BUSY = 0.5  # of a core by others: figures scatter
 OPTIONAL = {
     "prefect":     "flows and schedules; pip install prefect, or use --plain",
     "onnxruntime": "a peer for bench and run --check; pip install onnxruntime",
+    "openvino":    "a peer for bench; pip install openvino",
+    "torch":       "a peer for bench; pip install torch, from its CPU index",
+    "matplotlib":  "charts of bench; pip install 'tilewright[report]'",
     "onnx":        "reading ONNX files; pip install onnx",
     "optuna":      "searching architectures; pip install 'tilewright[nas]'",
     "plotly":      "HTML reports; pip install 'tilewright[report]'",

@@ -26,6 +26,10 @@ class UsageError(ValueError):
     """What was typed makes no sense: one line with the cause and the way out."""
 
 
+class TuningError(RuntimeError):
+    """A tuning in a process of its own failed: one line with its last words."""
+
+
 def told(error: BaseException) -> str | None:
     """The one line for an expected error; None: a bug."""
     if isinstance(error, _expected()):
@@ -52,13 +56,18 @@ def _expected() -> tuple[type[BaseException], ...]:
     from flows.local import ServerError
     from flows.plain import RequestError
     from ir.graph import ModelError
-    from tilewright.peers import PeerError
+    from tasks.command import CommandError
+    from tasks.lease import LeaseError
+    from tasks.registry import RegistryError
+    from tilewright.peers.process import PeerError
 
     return (
         UsageError, RequestError,               # what was typed
         ModelError, OracleError,                # the model
         ToolchainError, BuildError, LoadError,  # the compiler
         RunnerError, PeerError, ServerError,    # processes that we start
+        TuningError, CommandError, LeaseError,  # ... and the device that they measure on
+        RegistryError,
         StoreError, QueryError,                 # the store
     )  # fmt: skip
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from csv import writer
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tilewright import STORE
+from tilewright.page import absences, counted
 from tilewright.view import duration, seconds
 
 Row = Mapping[str, Any]
@@ -50,6 +55,15 @@ def tuned(report: Row, plain: bool) -> None:
         out.print("failed: " + ", ".join(f"{n} {kind}" for kind, n in report["errors"].items()))
     out.print(f"store: {report['store']}")
     out.print(f"report: {report['report']}")
+    out.print(f"as a page: {page_command(report['model'], Path(report['store']))}", soft_wrap=True)
+
+
+def page_command(model: str, store: Path) -> str:
+    """What writes the HTML page of a model, as it can be typed here."""
+    named = shutil.which("tilewright") or not sys.argv[0].endswith("tilewright")
+    near = store.relative_to(Path.cwd()) if Path.cwd() in store.parents else store
+    place = [] if store == Path(STORE).absolute() else ["--store", str(near)]
+    return shlex.join(["tilewright" if named else sys.argv[0], "report", model, *place])
 
 
 def _workloads(found: Sequence[Row]) -> Table:
@@ -79,7 +93,8 @@ def ran(report: Row) -> None:
         print(f"some workloads run a guess; tilewright tune {report['model']} finds better programs")
 
 
-def benched(report: Row, peers: Sequence[str]) -> None:
+def benched(report: Row) -> None:
+    peers = [p for p in report["peers"] if any(p in c["peers"] for c in report["cases"])]
     drawn = grid("case", "tilewright", "median", "GFLOP/s", "% of peak", *peers, "ratio", "verified")
     for c in report["cases"]:
         times = [seconds(c["peers"].get(p)) + (" (wrong)" if p in c["unverified_peers"] else "") for p in peers]
@@ -87,15 +102,26 @@ def benched(report: Row, peers: Sequence[str]) -> None:
         speed = (f"{c['gflops']:.1f}", f"{c['percent_of_peak']:.0f}")
         verified = "yes" if c["verified"] else f"NO ({c['max_error']:.1e})"
         drawn.add_row(c["case"], seconds(c["seconds"]), seconds(c["median_seconds"]), *speed, *times, ratio, verified)
-    out, mean = console(), report["geomean_ratio_to_best_peer"]
-    out.print(drawn)
+    out = console()
+    if report["cases"]:
+        out.print(drawn)
+    _means(report, out)
+    kinds = {c["case"]: c["kind"] for c in report["cases"]}
+    for (who, why), cases in absences(report["cases"]).items():
+        out.print(f"no {who}: {why}: {counted(cases, kinds)}")
+    for case, why in report["broken"].items():
+        out.print(f"{case} was not measured: {why}")
+
+
+def _means(report: Row, out: Console) -> None:
+    mean = report["geomean_ratio_to_best_peer"]
     if mean:
         out.print(f"geometric mean of the ratios: {mean:.2f} (above 1: faster than the best peer)")
-    peak = f"peak {report['peak_gflops']:.0f} GFLOP/s, measured beside the cases"
-    out.print(f"{peak}; {report['clock']} time, threads: {report['threads']}")
-    for c in report["cases"]:
-        for who, why in c["absent"].items():
-            out.print(f"{c['case']}: no {who}: {why}")
+        each = {who: m["geomean_ratio"] for who, m in report["geomean_ratio_to_peer"].items()}
+        out.print("against each: " + ", ".join(f"{who} {ratio:.2f}" for who, ratio in each.items() if ratio))
+    if report["cases"]:
+        peak = f"peak {report['peak_gflops']:.0f} GFLOP/s, measured beside the cases"
+        out.print(f"{peak}; {report['clock']} time, threads: {report['threads']}")
 
 
 # ---------------------------------------------------------------------------------------------- show and sql

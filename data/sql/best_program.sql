@@ -1,6 +1,6 @@
--- Which program is the best of a workload? One row per workload: the winner of the last finalists' round, in which the
--- winners of earlier ones took part. Without such a round it is the fastest of the search, and one that was not verified
--- never comes.
+-- Which program is the best of a workload? One row per workload: what was decided last. That is the winner of the last
+-- finalists' round, in which the winners of earlier ones took part, or what a night has promoted or kept since then.
+-- Without either it is the fastest of the search, and one that was not verified never comes.
 --   $workload VARCHAR  workloads.key; NULL: every workload
 --   $target   VARCHAR  records of another target never count
 --   $device   VARCHAR  devices.key; NULL: any machine, which is a warm start and no measurement of this one
@@ -14,9 +14,18 @@ WITH finals AS (
     GROUP BY workload, target, device, run, program
 ),
 last AS (
-    SELECT workload, target, device, program, seconds FROM finals
+    SELECT workload, target, device, program, seconds, max(created) OVER (PARTITION BY workload, target, device) AS created
+    FROM finals
     QUALIFY run = last_value(run) OVER (PARTITION BY workload, target, device ORDER BY created
                                         ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+),
+decided AS (
+    SELECT workload, target, device, arg_max(program, created) AS program
+    FROM promotions p
+    WHERE target = $target::VARCHAR
+      AND NOT EXISTS (SELECT 1 FROM last l WHERE l.workload = p.workload AND l.target = p.target AND l.device = p.device
+                                             AND l.created > p.created)
+    GROUP BY workload, target, device
 )
 SELECT r.workload, r.program, p.sketch, s.text AS sketch_text, p.choices,
        coalesce(l.seconds, r.seconds) AS seconds, r.confirmed, r.measured, r.fastest_seconds, r.target, r.device, r.run, r.round,
@@ -24,12 +33,13 @@ SELECT r.workload, r.program, p.sketch, s.text AS sketch_text, p.choices,
 FROM results r
 JOIN unique_programs p ON p.workload = r.workload AND p.key = r.program
 LEFT JOIN last l ON l.workload = r.workload AND l.target = r.target AND l.device = r.device AND l.program = r.program
+LEFT JOIN decided d ON d.workload = r.workload AND d.target = r.target AND d.device = r.device AND d.program = r.program
 LEFT JOIN unique_sketches s ON s.key = p.sketch
 LEFT JOIN unique_sources c ON c.program = r.program AND c.target = r.target
 WHERE r.trusted
   AND r.target = $target::VARCHAR
   AND ($workload::VARCHAR IS NULL OR r.workload = $workload::VARCHAR AND p.workload = $workload::VARCHAR)
   AND ($device::VARCHAR IS NULL OR r.device = $device::VARCHAR)
-QUALIFY row_number() OVER (PARTITION BY r.workload ORDER BY l.seconds NULLS LAST, r.confirmed DESC, r.seconds,
+QUALIFY row_number() OVER (PARTITION BY r.workload ORDER BY d.program IS NULL, l.seconds NULLS LAST, r.confirmed DESC, r.seconds,
                                        r.program, r.device) = 1
 ORDER BY r.workload;

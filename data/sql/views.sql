@@ -2,21 +2,29 @@
 -- (A list and not a pattern: while parts are being merged a pattern would see rows twice. OR REPLACE: when a part vanishes
 -- half way, the views are made again.)
 
-CREATE OR REPLACE VIEW workloads    AS FROM read_parquet(getvariable('workloads_parts'),    union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW sketches     AS FROM read_parquet(getvariable('sketches_parts'),     union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW programs     AS FROM read_parquet(getvariable('programs_parts'),     union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW measurements AS FROM read_parquet(getvariable('measurements_parts'), union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW rounds       AS FROM read_parquet(getvariable('rounds_parts'),       union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW runs         AS FROM read_parquet(getvariable('runs_parts'),         union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW devices      AS FROM read_parquet(getvariable('devices_parts'),      union_by_name = true, hive_partitioning = false);
-CREATE OR REPLACE VIEW sources      AS FROM read_parquet(getvariable('sources_parts'),      union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW workloads     AS FROM read_parquet(getvariable('workloads_parts'),     union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW sketches      AS FROM read_parquet(getvariable('sketches_parts'),      union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW programs      AS FROM read_parquet(getvariable('programs_parts'),      union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW measurements  AS FROM read_parquet(getvariable('measurements_parts'),  union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW rounds        AS FROM read_parquet(getvariable('rounds_parts'),        union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW runs          AS FROM read_parquet(getvariable('runs_parts'),          union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW devices       AS FROM read_parquet(getvariable('devices_parts'),       union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW sources       AS FROM read_parquet(getvariable('sources_parts'),       union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW environments  AS FROM read_parquet(getvariable('environments_parts'),  union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW registrations AS FROM read_parquet(getvariable('registrations_parts'), union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW checks        AS FROM read_parquet(getvariable('checks_parts'),        union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW shifts        AS FROM read_parquet(getvariable('shifts_parts'),        union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW promotions    AS FROM read_parquet(getvariable('promotions_parts'),    union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW nights        AS FROM read_parquet(getvariable('nights_parts'),        union_by_name = true, hive_partitioning = false);
 
 -- One row per key. Several runs record the same workload or sketch; a run adds a row when it starts and when it ends.
-CREATE OR REPLACE VIEW unique_workloads AS SELECT DISTINCT ON (key) * FROM workloads ORDER BY key, created DESC;
-CREATE OR REPLACE VIEW unique_sketches  AS SELECT DISTINCT ON (key) * FROM sketches  ORDER BY key, created DESC;
-CREATE OR REPLACE VIEW unique_devices   AS SELECT DISTINCT ON (key) * FROM devices   ORDER BY key, created DESC;
-CREATE OR REPLACE VIEW unique_runs      AS SELECT DISTINCT ON (key) * FROM runs      ORDER BY key, created DESC, finished DESC NULLS LAST;
-CREATE OR REPLACE VIEW unique_sources   AS SELECT DISTINCT ON (program, target) * FROM sources ORDER BY program, target, created DESC;
+CREATE OR REPLACE VIEW unique_workloads     AS SELECT DISTINCT ON (key) * FROM workloads         ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_sketches      AS SELECT DISTINCT ON (key) * FROM sketches          ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_devices       AS SELECT DISTINCT ON (key) * FROM devices           ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_runs          AS SELECT DISTINCT ON (key) * FROM runs              ORDER BY key, created DESC, finished DESC NULLS LAST;
+CREATE OR REPLACE VIEW unique_sources       AS SELECT DISTINCT ON (program, target) * FROM sources ORDER BY program, target, created DESC;
+CREATE OR REPLACE VIEW unique_environments  AS SELECT DISTINCT ON (key) * FROM environments      ORDER BY key, created DESC;
+CREATE OR REPLACE VIEW unique_registrations AS SELECT DISTINCT ON (key) * FROM registrations     ORDER BY key, created DESC;
 
 -- The key is a hash of sketch and choices, so every row of a key has the same ones.
 CREATE OR REPLACE VIEW unique_programs AS

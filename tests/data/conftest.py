@@ -44,13 +44,39 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "runs": {
         "key": "r", "model": "m", "target": TARGET, "threads": 1, "seed": 7, "trials": 64, "budget_seconds": None,
         "started": NOON, "finished": None, "state": "running", "latency_before": None, "latency_after": None,
-        "version": "0.1", "settings": "{}",
+        "version": "0.1", "settings": "{}", "environment": None,
     },
     "devices": {
         "key": "d", "isa": ["avx2", "fma"], "vector_bytes": 32, "cores": 2, "peak_gflops": 90.0,
         "memory": [{"level": "L1", "bytes": 32768, "gb_per_second": 200.0}], "compiler": "cc 1", "measured": NOON,
     },
     "sources": {"program": "p", "target": TARGET, "language": "c", "entry": "kernel", "text": "void kernel(void) {}"},
+    "environments": {
+        "key": "e", "compiler": "cc 1", "flags": "-O3", "code": "0.1 abc", "kernel": "Linux 6", "microcode": "0x1",
+        "libraries": "libc 2", "probe": "abc",
+    },
+    "registrations": {
+        "key": "m t1", "model": "m", "label": "m", "threads": 1, "batch": 1, "seq": None, "dims": None, "trials": 64,
+        "budget_seconds": None, "active": True,
+    },
+    "checks": {
+        "night": "n", "workload": "w", "program": "p", "role": "kept", "look": 1, "round": 0, "seconds": 1e-3,
+        "peak_gflops": 100.0, "target": TARGET, "device": "d", "environment": "e",
+    },
+    "shifts": {
+        "night": "n", "workload": "w", "program": "p", "target": TARGET, "device": "d", "ratio": 1.1, "confidence": 0.999,
+        "changed": "compiler", "before_seconds": 1e-3, "seconds": 1.1e-3, "rounds": 15, "before_environment": "e",
+        "environment": "f",
+    },
+    "promotions": {
+        "night": "n", "workload": "w", "program": "p", "rival": None, "promoted": True, "ratio": None, "confidence": None,
+        "reason": "the first that stands", "target": TARGET, "device": "d",
+    },
+    "nights": {
+        "key": "n", "registration": "m t1", "model": "m", "run": None, "target": TARGET, "device": "d", "environment": "e",
+        "started": NOON, "finished": NOON + timedelta(minutes=10), "trials": 64, "watched": 2, "slower": 0, "faster": 0,
+        "promoted": 0, "latency_seconds": 2e-3, "model_seconds": None, "library": None, "library_seconds": None,
+    },
 }  # fmt: skip
 
 Rows = Callable[..., dict[str, Any]]

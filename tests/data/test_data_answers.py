@@ -17,6 +17,7 @@ workload v: relu 0.5. Another target and another device hold times that would wi
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -24,10 +25,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.query import Connection, QueryError, connect, names, text
+from data.query import Connection, QueryError, connect, names, run, text
 from data.store import Store
+from tests.data.conftest import NOON
 
 W = {"workload": "w", "target": "cpu-x86_64-v64-t1", "device": "d"}
+MINUTE = timedelta(minutes=1)
 ALL = {"target": "cpu-x86_64-v64-t1", "workload": None, "device": "d"}
 PARAM = re.compile(r"^--   \$(\w+)\s+(VARCHAR|BIGINT|DOUBLE)\b", re.MULTILINE)
 
@@ -50,9 +53,10 @@ def ms(value: float) -> Any:
 
 def test_there_is_a_question_for_every_need():
     assert names() == (
-        "best_program", "calibration", "errors", "find", "history", "incumbent", "measured_keys", "model_quality",
-        "progress", "regressions", "roofline", "rules_that_pay", "run_summary", "sketch_texts", "told", "top_k",
-        "training_set", "tuning_cost",
+        "best_program", "calibration", "changes", "checked", "device", "errors", "find", "history", "incumbent", "lineage",
+        "measured_keys", "model_quality", "model_workloads", "models", "places", "progress", "registered", "regressions",
+        "roofline", "rules_that_pay", "run_summary", "sketch_texts", "standing", "timed", "told", "top_k", "training_set",
+        "tuning_cost", "weighed",
     )  # fmt: skip
 
 
@@ -254,6 +258,97 @@ def test_tuning_cost(answers):
     assert [row["total_seconds"] for row in cost] == [pytest.approx(10.0), pytest.approx(2.0)]
     assert [row["share"] for row in cost] == [pytest.approx(10 / 12), pytest.approx(2 / 12)]
     assert cost[1]["seconds_per_trial"] == pytest.approx(2.0 / 9)
+
+
+def test_models_are_named_with_their_runs_and_where_they_ran(answers):
+    assert [(m["model"], m["target"], m["device"], m["runs"]) for m in answers.run("models").to_pylist()] == [
+        ("m", "cpu-x86_64-v64-t1", "e", ["r2"]), ("m", "cpu-x86_64-v64-t1", "d", ["r"]),
+    ]  # fmt: skip
+
+
+def test_a_run_that_measured_nothing_counts_for_the_last_device(store, make_row):
+    store.append("runs", [make_row("runs", key="first"), make_row("runs", 5, key="idle", started=NOON + 5 * MINUTE)])
+    assert [m["device"] for m in run(store, "models").to_pylist()] == [None]
+    store.append("measurements", [make_row("measurements", run="first", device="d")])
+    (found,) = run(store, "models").to_pylist()
+    assert (found["device"], found["runs"]) == ("d", ["first", "idle"])
+
+
+def test_model_workloads_are_those_of_the_last_run(store, make_row):
+    def recorded(*keys, minute):
+        store.append(
+            "workloads", [make_row("workloads", minute + i / 60, key=k, model="m") for i, k in enumerate(keys)]
+        )
+        store.append("runs", [make_row("runs", minute + 1, key=f"at {minute}", started=NOON + minute * MINUTE)])
+
+    question = {"model": "m", "target": "cpu-x86_64-v64-t1", "device": "d"}
+    recorded("old", "b", minute=1)
+    recorded("b", "a", minute=9)
+    store.append("workloads", [make_row("workloads", 10, key="b", model="another")])
+    store.append("measurements", [
+        make_row("measurements", 1, workload="b", far_bytes=5), make_row("measurements", 2, workload="b", far_bytes=7),
+        make_row("measurements", 3, workload="b", confirmed=True), make_row("measurements", 4, workload="b", device="e"),
+        make_row("measurements", 2, workload="b", program="q", verified=False),
+    ])  # fmt: skip
+    found = run(store, "model_workloads", **question).to_pylist()
+    assert [(w["workload"], w["trials"], w["failed"], w["far_bytes"]) for w in found] == [
+        ("b", 3, 1, 0), ("a", 0, 0, None),
+    ]  # fmt: skip
+
+
+def test_device(answers):
+    (found,) = answers.run("device", device="d").to_pylist()
+    assert (found["peak_gflops"], found["memory"][0]["gb_per_second"]) == (90.0, 200.0)
+    assert answers.run("device", device="nobody").num_rows == 0
+
+
+def test_changes_compare_within_one_round(store, make_row):
+    def final(minute, run, program, seconds, **more):
+        return make_row("measurements", minute, run=run, program=program, best_seconds=seconds, confirmed=True, **more)
+
+    store.append("measurements", [
+        final(1, "first", "old", 4e-3), final(1, "first", "other", 5e-3),
+        final(9, "second", "old", 6e-3), final(9, "second", "new", 3e-3), final(9, "second", "new", 3e-3),
+        final(9, "second", "new", 1e-3, device="e"), final(9, "second", "alone", 1e-3, workload="v"),
+    ])  # fmt: skip
+    found = {(c["workload"], c["program"], c["gain"]): c for c in run(store, "changes", run="second").to_pylist()}
+    assert set(found) == {("w", "new", 2.0), ("w", "new", None), ("v", "alone", None)}
+    change = found["w", "new", 2.0]
+    assert (change["before_run"], change["before_program"], change["before_seconds"]) == ("first", "old", 4e-3)
+    assert (change["again_seconds"], change["seconds"]) == (6e-3, 3e-3)
+    assert [c["before_run"] for c in run(store, "changes", run="first").to_pylist()] == [None]
+
+
+def test_timed_programs_in_the_search_and_side_by_side(answers):
+    found = answers.run("timed", **W).to_pylist()
+    assert [(t["program"], t["sketch"], t["choices"]) for t in found] == [
+        ("fast", "s1", [1, 1]), ("lucky", "s2", [6]), ("slow", "s1", [0, 0]),
+    ]  # fmt: skip
+    assert [t["search_seconds"] for t in found] == [ms(2.2), ms(2.0), ms(4)]
+    assert [t["confirmed_seconds"] for t in found] == [ms(2.1), None, None]
+
+
+def test_confirmed_times_are_of_the_last_round_alone(store, make_row):
+    for minute, name, seconds in ((1, "first", 1e-3), (9, "second", 2e-3)):
+        store.append("measurements", [make_row("measurements", minute, run=name, best_seconds=seconds, confirmed=True)])
+    store.append("measurements", [make_row("measurements", 2, run="first", program="q", confirmed=True)])
+    store.append("programs", [make_row("programs"), make_row("programs", key="q")])
+    found = {t["program"]: t["confirmed_seconds"] for t in run(store, "timed", **W).to_pylist()}
+    assert found == {"p": 2e-3, "q": None}
+
+
+def test_lineage_goes_back_to_what_was_sampled(store, make_row):
+    bred = (("child", ["mother", "father"], "crossover"), ("mother", ["seed"], "tile-size"), ("seed", [], None))
+    store.append("programs", [
+        make_row("programs", 9 - i, key=key, parents=parents, mutation=mutation, round=9 - i)
+        for i, (key, parents, mutation) in enumerate(bred)
+    ])  # fmt: skip
+    store.append("programs", [make_row("programs", 20, key="seed", parents=["child"])])  # proposed again: no circle
+    store.append("measurements", [make_row("measurements", program="mother", best_seconds=3e-3, score=2e-3)])
+    found = run(store, "lineage", program="child", **W).to_pylist()
+    assert [(p["step"], p["program"], p["mutation"], p["seconds"]) for p in found] == [
+        (0, "child", "crossover", None), (1, "mother", "tile-size", 2e-3), (2, "seed", None, None),
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- the promises, against a model in Python

@@ -107,7 +107,10 @@ def test_the_leading_hold_whatever_may_be_best(whole_store):
 
 
 def test_a_plain_client_answers_the_same(whole_store):
-    given = {"run": "r", "workload": "w", "target": TARGET, "device": "d", "k": 3, "key": "", "ratio": 1.0}
+    given = {
+        "run": "r", "workload": "w", "target": TARGET, "device": "d", "k": 3, "key": "", "ratio": 1.0, "program": "fast",
+        "model": "m", "registration": None,
+    }  # fmt: skip
     with duckdb.connect() as plain, connect(whole_store) as ours:
         plain.execute("SET TimeZone = 'UTC'")
         plain.execute("SET VARIABLE store = $root", {"root": str(whole_store.root)})

@@ -21,12 +21,12 @@ import tilewright
 from data.schema import TABLES
 from tilewright.cli import app, budget_seconds, dims_of
 from tilewright.errors import BAD_INPUT, INTERRUPTED, UsageError, told
-from tilewright.peers import deviation, tolerance
+from tilewright.peers.answers import deviation, tolerance
 from tilewright.view import duration, seconds, spark
 
 HOME = Path(__file__).parents[2]
 MODEL = "GMM.0.b1"
-COMMANDS = ("tune", "run", "bench", "show", "sql", "doctor")
+COMMANDS = ("tune", "run", "bench", "show", "sql", "report", "roofline", "explain", "doctor")
 
 
 def invoke(*words: object) -> Result:
@@ -116,7 +116,7 @@ def complaint(done: Result | subprocess.CompletedProcess[str]) -> str:
         (["run", "nope"], "no model is called 'nope'"),
         (["run", MODEL, "--rounds", "0"], "--rounds 0"),
         (["bench", "NOPE.*"], "no model fits 'NOPE.*'"),
-        (["bench", MODEL, "--against", "tvm"], "no peer is called 'tvm'; there are onnxruntime, numpy"),
+        (["bench", MODEL, "--against", "tvm"], "no peer is called 'tvm'; there are onnxruntime, openvino"),
         (["sql", "SELECT 1", "--limit", "0"], "--limit 0"),
     ],
 )  # fmt: skip
