@@ -15,6 +15,7 @@ from ir.passes.rewrite import Rewrite
 Order = tuple[int, ...]  # an order lists the dimensions of a value as they lie in memory, outermost first
 
 LONG_ROW = 24  # outputs; in shorter rows many lanes stay empty, and channels last pays for its transposes
+FEW_CHANNELS = 4
 LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 ELEMENTWISE = frozenset(o.name for o in elementwise.OPERATORS) - {"quantize", "dequantize", "trilu"}
 
@@ -149,7 +150,7 @@ def windowed(s: State, node: Node) -> None:
     rank = s.rank(node.inputs[0])
     if _layout(s, node)[1] != "C" or rank - 2 not in LETTERS:
         return plain(s, node)
-    if (_by_channel(s, node) or _by_pixel(s, node)) and s.order(node.inputs[0]) == tuple(range(rank)):
+    if (_by_channel(s, node) or _by_pixel(s, node) or _of_an_image(s, node)) and s.order(node.inputs[0]) == tuple(range(rank)):
         return plain(s, node)
     order, weights = last_order(rank), (*range(2, rank), 1, 0)
     inputs = [s.get(node.inputs[0], order)]
@@ -174,6 +175,19 @@ def _by_pixel(s: State, node: Node) -> bool:
     steps = node.attributes.get("strides", ())
     alone = all(n == 1 for n in s.shape(node.inputs[1])[2:]) and isinstance(steps, tuple) and set(steps) <= {1}
     return alone and not any(_ints(node, "pads", ())) and s.shape(node.outputs[0])[-1] >= LONG_ROW
+
+
+def _of_an_image(s: State, node: Node) -> bool:
+    """From few channels straight to the graph's outputs: lanes run along rows, and the large result is not transposed."""
+    if node.operator != "conv" or s.shape(node.inputs[0])[1] > FEW_CHANNELS:
+        return False
+    return s.shape(node.outputs[0])[-1] >= LONG_ROW and _leaves(s.old, node.outputs[0])
+
+
+def _leaves(graph: Graph, name: str) -> bool:
+    """Nothing but element-wise operators stands between the value and the graph's outputs."""
+    users = [n for n in graph.nodes if name in n.inputs]
+    return all(n.operator in ELEMENTWISE and all(_leaves(graph, o) for o in n.outputs) for n in users)
 
 
 def image(s: State, node: Node) -> None:
