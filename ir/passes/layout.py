@@ -150,7 +150,7 @@ def windowed(s: State, node: Node) -> None:
     rank = s.rank(node.inputs[0])
     if _layout(s, node)[1] != "C" or rank - 2 not in LETTERS:
         return plain(s, node)
-    if (_by_channel(s, node) or _by_pixel(s, node) or _of_an_image(s, node)) and s.order(node.inputs[0]) == tuple(range(rank)):
+    if s.order(node.inputs[0]) == tuple(range(rank)) and _works_as_it_lies(s, node):
         return plain(s, node)
     order, weights = last_order(rank), (*range(2, rank), 1, 0)
     inputs = [s.get(node.inputs[0], order)]
@@ -159,29 +159,31 @@ def windowed(s: State, node: Node) -> None:
     s.emit(node, inputs, {**node.attributes, "layout": f"N{LETTERS[rank - 2]}C"}, [order] * len(node.outputs))
 
 
+def _works_as_it_lies(s: State, node: Node) -> bool:
+    """Channels first, in rows that are long enough for lanes: nothing is worth a transpose."""
+    long = s.shape(node.outputs[0])[-1] >= LONG_ROW
+    return long and (_by_channel(s, node) or _by_pixel(s, node) or _of_an_image(s, node))
+
+
 def _by_channel(s: State, node: Node) -> bool:
-    """Each channel is worked on by itself, in rows that are long enough for lanes: one order serves as well as another,
-    and none is worth a transpose."""
+    """Each channel is worked on by itself: one order serves as well as another."""
     channels = s.shape(node.inputs[0])[1]
-    if s.shape(node.outputs[0])[-1] < LONG_ROW:
-        return False
     return node.operator.endswith("_pool") or (node.operator == "conv" and node.attributes.get("groups", 1) == channels)
 
 
 def _by_pixel(s: State, node: Node) -> bool:
     """A product of matrices: weights times pixels in rows, or pixels times weights."""
-    if node.operator != "conv" or s.order(node.inputs[0]) != tuple(range(s.rank(node.inputs[0]))):
+    if node.operator != "conv":
         return False
     steps = node.attributes.get("strides", ())
     alone = all(n == 1 for n in s.shape(node.inputs[1])[2:]) and isinstance(steps, tuple) and set(steps) <= {1}
-    return alone and not any(_ints(node, "pads", ())) and s.shape(node.outputs[0])[-1] >= LONG_ROW
+    return alone and not any(_ints(node, "pads", ()))
 
 
 def _of_an_image(s: State, node: Node) -> bool:
     """From few channels straight to the graph's outputs: lanes run along rows, and the large result is not transposed."""
-    if node.operator != "conv" or s.shape(node.inputs[0])[1] > FEW_CHANNELS:
-        return False
-    return s.shape(node.outputs[0])[-1] >= LONG_ROW and _leaves(s.old, node.outputs[0])
+    few = node.operator == "conv" and s.shape(node.inputs[0])[1] <= FEW_CHANNELS
+    return few and _leaves(s.old, node.outputs[0])
 
 
 def _leaves(graph: Graph, name: str) -> bool:
