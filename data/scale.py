@@ -69,6 +69,7 @@ class World:
 
     draw: np.random.Generator
     models: list[list[Drawn]] = field(default_factory=list)
+    workloads: list[list[dict[str, Any]]] = field(default_factory=list)  # rows of each model, without a time
     best: dict[tuple[str, str, str], str] = field(default_factory=dict)
 
     def hexes(self, count: int, digits: int) -> list[str]:
@@ -100,9 +101,9 @@ def fill(store: Store, rows: int, seed: int = 0) -> None:
 
 
 def _record_world(store: Store, world: World) -> None:
-    workloads, sketches = [], []
+    sketches = []
     for model in range(MODELS):
-        lanes = []
+        lanes, workloads = [], []
         for i, key in enumerate(world.hexes(WORKLOADS, 16)):
             keys = tuple(world.hexes(SKETCHES, 24))
             flops = float(10 ** world.draw.uniform(6, 9))
@@ -112,7 +113,6 @@ def _record_world(store: Store, world: World) -> None:
                 "key": key, "name": f"conv2d_{model}_{i}", "dag_text": f"C{i}[i, j] += A[i, k] * B[k, j]\n" * 8,
                 "flops": flops, "bytes": flops / 20, "space_size": 1e9, "inputs": "A: float32[1,64,56,56]",
                 "outputs": "C: float32[1,64,56,56]", "model": f"model{model}", "weight": 1 + i % 4, "origin": [f"n{i}"],
-                "created": START,
             })  # fmt: skip
             sketches += [
                 {"key": sketch, "workload": key, "text": f"tile C{i} SSRSRS\n" * 40, "created": START,
@@ -120,7 +120,7 @@ def _record_world(store: Store, world: World) -> None:
                 for n, (sketch, holes) in enumerate(zip(keys, lane.holes, strict=True))
             ]  # fmt: skip
         world.models.append(lanes)
-    store.append("workloads", workloads)
+        world.workloads.append(workloads)
     store.append("sketches", sketches)
     store.append("devices", [
         {"key": key, "isa": ["avx2", "fma"], "vector_bytes": 32, "cores": 2, "peak_gflops": 95.0,
@@ -148,6 +148,7 @@ def _record_run(store: Store, world: World, number: int, rows: int) -> None:
             drawn = _lane(world, place, lane, count, place.started + timedelta(minutes=8 * n))
             for tables, new in zip(found.values(), drawn, strict=True):
                 tables.append(new)
+    store.append("workloads", [row | {"created": place.started} for row in world.workloads[model]])
     for name, tables in found.items():
         store.append(name, pa.concat_tables(tables))
     before = float(draw.uniform(0.01, 0.1))

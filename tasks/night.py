@@ -122,11 +122,11 @@ def _told(c: Change) -> Document:
 
 
 def _latency(night: Night) -> float | None:
-    """Weighted sum over what stands; None where something has no time."""
+    """Weighted sum over what stands; where something has no time yet, what the tuning says; None where that says nothing."""
     promoted = {d.workload: d.promoted for d in night.decisions}
     seconds = [_seconds(night.watched.get(w.key), promoted.get(w.key, False)) for w in night.model.workloads]
     if any(s is None for s in seconds):
-        return None
+        return (night.tuned or {}).get("latency_after_seconds")
     return sum(w.weight * (s or 0.0) for w, s in zip(night.model.workloads, seconds, strict=True))
 
 
