@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from data.store import Store
 from flows.local import QUIET
+from tasks.registry import Registration, register
 from tests.flows.test_tune import HOME, LONGER, MODEL, alive, check_store, descendants, has_a_round, measured, rows
 
 pytestmark = [
@@ -166,6 +168,23 @@ def test_what_is_deployed_runs_and_leaves_rows_and_artifacts(
     (line,) = json.loads(found[f"workloads-{slug}"]["data"])
     assert line["programs"] == 8 and line["before"].endswith("us") and line["after"].endswith("us")
     assert run["key"] in found[f"report-{slug}"]["data"] and "file://" in found[f"report-{slug}"]["data"]
+
+
+def test_a_night_is_deployed_too(served: Served, worker: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    worker()
+    store = Store.open(tmp_path / "store")
+    register(store, Registration(MODEL, MODEL, trials=8))
+    served.prefect("deployment", "run", "nightly/nightly", "--param", f"store={store.root}", "--watch")
+    (night,) = rows(store.root, "SELECT registration, promoted, trials, run FROM nights")
+    assert (night["registration"], night["promoted"], night["trials"]) == (f"{MODEL} t1", 1, 8)
+    assert rows(store.root, "SELECT key FROM unique_runs") == [{"key": night["run"]}]
+    from flows.artifacts import key
+
+    found = served.artifacts()
+    tables = {k: json.loads(found[k]["data"]) for k in ("nightly-models", "nightly-changes", "nightly-promotions")}
+    assert [m["model"] for m in tables["nightly-models"]] == [f"{MODEL} t1"] and tables["nightly-changes"] == []
+    assert [p["why"] for p in tables["nightly-promotions"]] == ["the first that stands"]
+    assert "report" in found and found[key("roofline", MODEL)]["type"] == "table"
 
 
 def test_a_worker_that_is_killed_in_mid_run_is_no_loss(
