@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,32 @@ def test_our_own_command_line_answers_or_says_why(tmp_path: Path) -> None:
     assert "registered" in json.dumps(listed)
     with pytest.raises(CommandError, match="tilewright sql ended with 2: tilewright: there is no store at"):
         ours(["sql", "SELECT 1", "--store", str(tmp_path / "none"), "--json"], os.environ)
+
+
+@pytest.mark.prefect
+def test_steps_are_lifted_by_policy() -> None:
+    """What measures is never repeated nor timed out by Prefect; upkeep may be both. Nothing is cached."""
+    from prefect.cache_policies import NO_CACHE
+
+    from tasks import policy
+
+    names = ("look", "settle", "weigh", "close", "compact", "retrain", "report")
+    lifted = {name: getattr(policy, name).__closure__[0].cell_contents for name in names}
+    assert {n: (t.retries, t.timeout_seconds) for n, t in lifted.items()} == {
+        **dict.fromkeys(("look", "settle", "weigh", "close"), (0, None)),
+        "compact": (2, policy.HOUR), "retrain": (1, policy.HOUR), "report": (1, policy.HOUR),
+    }  # fmt: skip
+    assert all(t.cache_policy == NO_CACHE and t.persist_result is False for t in lifted.values())
+    assert {n for n, t in lifted.items() if t.tags} == {"look", "settle", "weigh"}
+
+
+@pytest.mark.prefect
+def test_the_flow_takes_what_the_plain_way_takes() -> None:
+    from flows.nightly import nightly
+
+    flow, function = inspect.signature(nightly.fn).parameters, inspect.signature(plain_night).parameters
+    assert {n: p.default for n, p in flow.items()} == {n: p.default for n, p in function.items() if n != "say"}
+    assert nightly.parameters.required == []
 
 
 @pytest.mark.slow

@@ -286,7 +286,7 @@ def test_a_crash_that_does_not_come_again_is_no_change(nights: Nights) -> None:
 # ---------------------------------------------------------------------------------------------- promotions
 
 
-@pytest.mark.parametrize(("factor", "promoted"), [(1.10, False), (1.02, False), (1.0, False), (0.9, True)])
+@pytest.mark.parametrize(("factor", "promoted"), [(1.10, False), (1.02, False), (1.0, False), (0.85, True)])
 def test_only_what_is_clearly_faster_is_promoted(nights: Nights, factor: float, promoted: bool) -> None:
     """A finalists' round said that the second program is better; side by side decides."""
     first = nights.night(steady)
@@ -296,7 +296,7 @@ def test_only_what_is_clearly_faster_is_promoted(nights: Nights, factor: float, 
     document = nights.night(lambda b: steady_of(old) * factor if b.key == new else steady(b))
     (d,) = document["decisions"]
     assert (d["program"], d["rival"]) == ((new, old) if promoted else (old, new))
-    assert d["promoted"] is promoted and d["ratio"] == pytest.approx(factor, abs=0.03)
+    assert d["promoted"] is promoted and d["ratio"] == pytest.approx(factor, abs=0.05)
     (last,) = [r for r in nights.rows("promotions") if r["night"] == document["night"]]
     assert last["program"] == d["program"] and last["reason"] == d["reason"]
 
