@@ -6,6 +6,7 @@ operands are evaluated as polynomials at m + r - 1 points, multiplied there, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -104,7 +105,7 @@ def _solved(back: Matrix, weight: Matrix, shift: int) -> tuple[Fraction, ...]:
     return tuple(row[-1] for row in rows[:n])
 
 
-def table(i: Expr, j: Expr, matrix: Matrix) -> Expr:
+def table(i: Expr, j: Expr, matrix: Sequence[Sequence[Fraction | float]]) -> Expr:
     """A matrix of numbers as selects on its indices: unrolled, its zeros and ones cost nothing."""
     out: Expr = Const(0.0)
     for p, row in enumerate(matrix):
@@ -239,19 +240,15 @@ def _transformed_data(dag: Dag, name: str, read: Read, parts: list[_Part]) -> li
 
 
 def _transformed_weight(dag: Dag, name: str, read: Read, parts: list[_Part]) -> list[Compute]:
-    dims: list[Axis] = [Axis(f"{name}.{read.tensor}.{d}", extent) for d, extent in enumerate(dag[read.tensor].shape)]
-    tensor, front, out = read.tensor, list[Axis](), []
-    gone: set[int] = set()
+    """One stage a dimension, in the order of the data's; the dimension of the taps goes."""
+    dims = [Axis(f"{name}.{read.tensor}.{d}", extent) for d, extent in enumerate(dag[read.tensor].shape)]
+    tensor, front, left, out = read.tensor, list[Axis](), dims, []
     for n, part in enumerate(parts):
-        d = part.slide.weight
-        tap = dims[d]
-        left = [a for e, a in enumerate(dims) if e not in gone]
-        value = Read(tensor, (*front, *left), read.dtype)
-        gone.add(d)
-        kept = tuple(a for e, a in enumerate(dims) if e not in gone)
+        tap = dims[part.slide.weight]
+        body = table(part.point, tap, part.matrices.weight) * Read(tensor, (*front, *left), read.dtype)
+        left = [a for a in left if a != tap]
         tensor = f"{name}.weight{n}"
-        body = table(part.point, tap, part.matrices.weight) * value
-        out.append(Compute(tensor, (*front, part.point, *kept), body, (tap,)))
+        out.append(Compute(tensor, (*front, part.point, *left), body, (tap,)))
         front.append(part.point)
     return out
 

@@ -21,7 +21,7 @@ from ir.compute import Compute, Dag
 from ir.expr import OPERATIONS, Axis, Cast, Const, Expr, Op, Param, Read, axes, reads
 from ir.schedule import Block, ComputeAt, Fuse, Pack, Population, Sketch
 from ir.tiling import Column, Tiling
-from ir.transform import apply, constant_stages, unit_axes
+from ir.transform import apply, constants, unit_axes
 from search.validity import NOMINAL, structure, tilings
 
 LINE = 64  # bytes of a cache line
@@ -129,7 +129,7 @@ class Plan:
 def plan_of(sketch: Sketch) -> Plan:
     packed, tiles = structure(sketch)
     dag = _unpacked(sketch)
-    constant = frozenset(constant_stages(packed)) | {i.name for i in dag.inputs if i.constant}
+    constant = constants(packed)
     behind = {s.stage: dag.stage(s.consumer) for s in sketch.steps if isinstance(s, Fuse)}
     copies = {(s.stage, s.tensor) for s in sketch.steps if isinstance(s, Pack)}
     copies |= {(s.stage, f"{s.tensor}.block") for s in sketch.steps if isinstance(s, Block)}

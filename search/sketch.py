@@ -123,7 +123,9 @@ def reuses_data(state: State, stage: Compute) -> bool:
 
 def slides(state: State, stage: Compute) -> bool:
     """A window of several taps slides over its data a step at a time."""
-    return not any(isinstance(s, Winograd) for s in state.sketch.steps) and bool(_filter_tiles(state, stage))
+    if any(isinstance(s, Winograd) for s in state.sketch.steps):
+        return False
+    return sliding(stage, constants(state.dag)) is not None
 
 
 def fuses_into_consumer(state: State, stage: Compute) -> bool:
@@ -214,20 +216,15 @@ def _is_copied(state: State, tensor: str) -> bool:
 
 
 def filter_minimally(state: State, stage: Compute) -> Iterable[State]:
-    """The same sums by fewer multiplications: Winograd's algorithm, in tiles of two sizes."""
-    for m in _filter_tiles(state, stage):
-        yield state.then(Winograd(stage.name, m), rule="winograd")
-
-
-def _filter_tiles(state: State, stage: Compute) -> tuple[int, ...]:
-    """Tile sizes that save a good part of the multiplications, with few enough points to stay exact."""
+    """The same sums by fewer multiplications: Winograd's algorithm, in tiles of the sizes that save a good part of them
+    and have few enough points to stay exact."""
     known = constants(state.dag)
     found = sliding(stage, known)
-    if found is None:
-        return ()
+    assert found is not None
     taps = max(s.tap.extent for s in found.slides[-2:])
-    fit = [m for m in FILTER_TILES if m + taps - 1 <= MOST_POINTS]
-    return tuple(m for m in fit if saving(state.dag, stage.name, m, known) >= WORTH)
+    for m in FILTER_TILES:
+        if m + taps - 1 <= MOST_POINTS and saving(state.dag, stage.name, m, known) >= WORTH:
+            yield state.then(Winograd(stage.name, m), rule="winograd")
 
 
 def _levels(stage: Compute, vector: str) -> str:

@@ -20,8 +20,9 @@ import numpy as np
 from data.query import Connection
 from ir.schedule import Population
 from search.evolve import Space
+from tasks.replay import some
 from tasks.roofline import Placed, placed, space_at
-from tasks.subject import LISTED, Device, SubjectError, device_of
+from tasks.subject import Device, SubjectError, device_of
 
 Row = Mapping[str, Any]
 KEY = re.compile(r"[0-9a-f]{4,}")
@@ -133,7 +134,7 @@ def _found(source: Connection, wanted: str, threads: int | None) -> tuple[Row, s
         way_out = "tilewright sql 'SELECT name, key FROM unique_workloads' lists some"
         raise SubjectError(f"nothing measured is called {wanted!r}, and no key begins so; {way_out}")
     if len(found) > 1:
-        raise SubjectError(f"{len(found)} workloads are called {wanted!r}; write a key: {_some(found)}")
+        raise SubjectError(f"{len(found)} workloads are called {wanted!r}; write a key: {some(found)}")
     mine = [r for r in rows if threads in (None, r["threads"])]
     if not mine:
         raise SubjectError(
@@ -150,14 +151,10 @@ def _of_program(source: Connection, wanted: str) -> tuple[list[Row], str | None]
     """The places of a program's workload, and the program."""
     programs = {r["key"]: r for r in source.run("find", key=wanted).to_pylist() if r["kind"] == "program"}
     if len(programs) > 1:
-        raise SubjectError(f"{len(programs)} programs have such a key: {_some(list(programs))}; write more of it")
+        raise SubjectError(f"{len(programs)} programs have such a key: {some(list(programs))}; write more of it")
     for key, row in programs.items():
         return _places(source, row["workload"]), key
     return [], None
-
-
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:LISTED]) + (", ..." if len(keys) > LISTED else "")
 
 
 def _as_best(mine: Timed, source: Connection, where: Row) -> Row:

@@ -42,7 +42,8 @@ def record_run(
     store: Store, run: Run, bench: Workbench, version: str, state: str, before: float | None, after: float | None
 ) -> None:
     now = environment(bench.compiler, bench.target, version, bench.runner.harness.path)
-    record_environments(store, [now])
+    if state == "running":  # the same at the end
+        record_environments(store, [now])
     store.append("runs", [{
         "key": run.key, "model": run.model, "target": bench.target.key, "threads": bench.target.threads, "seed": run.seed,
         "trials": run.trials, "budget_seconds": run.budget_seconds, "started": run.started,

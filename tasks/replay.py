@@ -68,6 +68,7 @@ GROUP BY w.model, w.key, r.target, r.device, r.programs
 ORDER BY r.programs DESC, w.key, w.model, r.target, r.device
 """
 ROWS = 1_000_000  # of that answer
+LISTED = 5  # names in a message
 
 
 class ReplayError(ValueError):
@@ -127,18 +128,19 @@ def matching(rows: Sequence[Row], wanted: str | None) -> tuple[str, list[Row]]:
     called = [r for r in rows if r["name"] == wanted or (KEY.fullmatch(wanted) and r["key"].startswith(wanted))]
     keys = list(dict.fromkeys(r["key"] for r in called))
     if len(keys) > 1:
-        raise ReplayError(f"{len(keys)} workloads are called {wanted!r}; write more of a key: {_some(keys)}")
+        raise ReplayError(f"{len(keys)} workloads are called {wanted!r}; write more of a key: {some(keys)}")
     if not keys:
         models, workloads = (list(dict.fromkeys(r[k] for r in rows)) for k in ("model", "name"))
         raise ReplayError(
-            f"nothing measured is called {wanted!r}; there are the models {_some(models)} and the workloads "
-            f"{_some(workloads)}, which their keys name too"
+            f"nothing measured is called {wanted!r}; there are the models {some(models)} and the workloads "
+            f"{some(workloads)}, which their keys name too"
         )
     return str(called[0]["name"]), called[:1]
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+def some(names: Sequence[str]) -> str:
+    """The first few, for a message."""
+    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
 
 
 def target_of(row: Row) -> Target:

@@ -29,7 +29,6 @@ from tasks.lane import (
     Lane,
     Round,
     build,
-    constant_bytes,
     far_bytes,
     finalists,
     learn,
@@ -123,15 +122,14 @@ def opened(
 
 
 def lanes_of(workloads: Sequence[Workload], bench: Workbench, store: Store, request: Request) -> dict[str, Lane]:
-    total = sum(w.weight * constant_bytes(w) for w in workloads)
     with connect(store) as source:
         champions = record.champions(source, bench)
-        return {
-            w.key: lane_of(
-                w, bench, history(source, w.key, bench), champions.get(w.key), total - constant_bytes(w), request
-            )
-            for w in workloads
+        lanes = {
+            w.key: lane_of(w, bench, history(source, w.key, bench), champions.get(w.key), request) for w in workloads
         }
+    for lane in lanes.values():
+        lane.far_bytes = far_bytes(lanes.values(), lane)
+    return lanes
 
 
 def lane_of(
@@ -139,15 +137,14 @@ def lane_of(
     bench: Workbench,
     past: Sequence[Result],
     champion: Proposal | None,
-    far_bytes: int,
     request: Request,
 ) -> Lane:
-    """A workload with all that the store knows of it. far_bytes: of the model's other constants."""
+    """A workload with all that the store knows of it."""
     space = space_of(workload, bench.target)
     tuner = Tuner(space, SCHEMA, request.search, request.seed, past, heuristic=prior(bench.target))
     roofline = bench.roofline_seconds(least_flops(space), workload.dag.bytes)
     known = champion if champion is not None and champion.sketch_key in space.keys else None
-    lane = Lane(workload, space, tuner, roofline, far_bytes, known)
+    lane = Lane(workload, space, tuner, roofline, champion=known)
     lane.taught = learnt(workload.key, space, past) if past else None
     best = tuner.finalists(1)
     if best and tuner.best_seconds:

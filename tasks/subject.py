@@ -10,12 +10,11 @@ from typing import Any
 from data.query import Connection
 from ir.target import Target
 from tasks.model import ALIASES
-from tasks.replay import ReplayError, target_of
+from tasks.replay import ReplayError, some, target_of
 from tasks.workbench import nearest, roofline_seconds
 
 Row = Mapping[str, Any]
 LEVELS = ("l1", "l2", "l3", "dram")
-LISTED = 5  # names in a message
 
 
 class SubjectError(ValueError):
@@ -50,8 +49,8 @@ def matching(known: Sequence[Subject], wanted: str, threads: int | None = None) 
     named = [s for s in known if s.model == name] or [s for s in known if s.model.startswith(f"{name} ")]
     if not named:
         models = list(dict.fromkeys(s.model for s in known))
-        listed = ", ".join(models[:LISTED]) + (", ..." if len(models) > LISTED else "")
-        raise SubjectError(f"no model called {wanted!r} was tuned; " + (f"there are {listed}" if models else TUNE_ONE))
+        way_out = f"there are {some(models)}" if models else TUNE_ONE
+        raise SubjectError(f"no model called {wanted!r} was tuned; {way_out}")
     found = [s for s in named if threads in (None, s.threads)]
     if not found:
         counts = ", ".join(str(n) for n in sorted({s.threads for s in named}))

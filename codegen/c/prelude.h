@@ -185,38 +185,29 @@ static inline void tw_store16(float *p, v16f v, int n) {
 #endif
 #define TW_APART __attribute__((noinline, unused)) /* a function that is called: not one copy a use */
 
+#define TW_EACH4(F, L) F(L, 0) F(L, 1) F(L, 2) F(L, 3)
+#define TW_EACH8(F, L) TW_EACH4(F, L) F(L, 4) F(L, 5) F(L, 6) F(L, 7)
+#define TW_EACH16(F, L) TW_EACH8(F, L) F(L, 8) F(L, 9) F(L, 10) F(L, 11) F(L, 12) F(L, 13) F(L, 14) F(L, 15)
+#define TW_TAKE(L, i) const v##L##f a##i = *(const u##L##f *)(from + i * step);
+#define TW_GIVE(L, i) *(u##L##f *)(to + i * stride) = z##i;
+#define TW_TAKE_PART(L, i) const v##L##f a##i = lanes > i ? tw_load##L(from + i * step, rows) : (v##L##f){};
+#define TW_GIVE_PART(L, i) if (rows > i) tw_store##L(to + i * stride, z##i, lanes);
+#define TW_TURNS(L, ROUNDS) /* from a0, a1, ... to z0, z1, ... */                                                      \
+  TW_APART static void tw_turn##L(const float *from, int64_t step, float *to, int64_t stride) {                        \
+    TW_EACH##L(TW_TAKE, L) ROUNDS TW_EACH##L(TW_GIVE, L)                                                               \
+  }                                                                                                                    \
+  TW_APART static void tw_turn_part##L(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {\
+    TW_EACH##L(TW_TAKE_PART, L) ROUNDS TW_EACH##L(TW_GIVE_PART, L)                                                     \
+  }
+
 static inline v4f tw_low4(v4f a, v4f b) { return TW_SHUFFLE(v4i, a, b, 0, 4, 1, 5); }
 static inline v4f tw_high4(v4f a, v4f b) { return TW_SHUFFLE(v4i, a, b, 2, 6, 3, 7); }
 #define TW_ROUND4(b, a)                                                                                                \
   const v4f b##0 = tw_low4(a##0, a##2), b##1 = tw_high4(a##0, a##2);                                                   \
   const v4f b##2 = tw_low4(a##1, a##3), b##3 = tw_high4(a##1, a##3);
-TW_APART static void tw_turn4(const float *from, int64_t step, float *to, int64_t stride) {
-  const v4f a0 = *(const u4f *)(from + 0 * step);
-  const v4f a1 = *(const u4f *)(from + 1 * step);
-  const v4f a2 = *(const u4f *)(from + 2 * step);
-  const v4f a3 = *(const u4f *)(from + 3 * step);
-  TW_ROUND4(b, a)
-  TW_ROUND4(c, b)
-  *(u4f *)(to + 0 * stride) = c0;
-  *(u4f *)(to + 1 * stride) = c1;
-  *(u4f *)(to + 2 * stride) = c2;
-  *(u4f *)(to + 3 * stride) = c3;
-}
-TW_APART static void tw_turn_part4(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
-  const v4f a0 = lanes > 0 ? tw_load4(from + 0 * step, rows) : (v4f){};
-  const v4f a1 = lanes > 1 ? tw_load4(from + 1 * step, rows) : (v4f){};
-  const v4f a2 = lanes > 2 ? tw_load4(from + 2 * step, rows) : (v4f){};
-  const v4f a3 = lanes > 3 ? tw_load4(from + 3 * step, rows) : (v4f){};
-  TW_ROUND4(b, a)
-  TW_ROUND4(c, b)
-  if (rows > 0) tw_store4(to + 0 * stride, c0, lanes);
-  if (rows > 1) tw_store4(to + 1 * stride, c1, lanes);
-  if (rows > 2) tw_store4(to + 2 * stride, c2, lanes);
-  if (rows > 3) tw_store4(to + 3 * stride, c3, lanes);
-}
+TW_TURNS(4, TW_ROUND4(b, a) TW_ROUND4(z, b))
 
 #ifdef __AVX__
-
 static inline v8f tw_low8(v8f a, v8f b) { return TW_SHUFFLE(v8i, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 static inline v8f tw_high8(v8f a, v8f b) { return TW_SHUFFLE(v8i, a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 #define TW_ROUND8(b, a)                                                                                                \
@@ -224,52 +215,10 @@ static inline v8f tw_high8(v8f a, v8f b) { return TW_SHUFFLE(v8i, a, b, 4, 12, 5
   const v8f b##2 = tw_low8(a##1, a##5), b##3 = tw_high8(a##1, a##5);                                                   \
   const v8f b##4 = tw_low8(a##2, a##6), b##5 = tw_high8(a##2, a##6);                                                   \
   const v8f b##6 = tw_low8(a##3, a##7), b##7 = tw_high8(a##3, a##7);
-TW_APART static void tw_turn8(const float *from, int64_t step, float *to, int64_t stride) {
-  const v8f a0 = *(const u8f *)(from + 0 * step);
-  const v8f a1 = *(const u8f *)(from + 1 * step);
-  const v8f a2 = *(const u8f *)(from + 2 * step);
-  const v8f a3 = *(const u8f *)(from + 3 * step);
-  const v8f a4 = *(const u8f *)(from + 4 * step);
-  const v8f a5 = *(const u8f *)(from + 5 * step);
-  const v8f a6 = *(const u8f *)(from + 6 * step);
-  const v8f a7 = *(const u8f *)(from + 7 * step);
-  TW_ROUND8(b, a)
-  TW_ROUND8(c, b)
-  TW_ROUND8(d, c)
-  *(u8f *)(to + 0 * stride) = d0;
-  *(u8f *)(to + 1 * stride) = d1;
-  *(u8f *)(to + 2 * stride) = d2;
-  *(u8f *)(to + 3 * stride) = d3;
-  *(u8f *)(to + 4 * stride) = d4;
-  *(u8f *)(to + 5 * stride) = d5;
-  *(u8f *)(to + 6 * stride) = d6;
-  *(u8f *)(to + 7 * stride) = d7;
-}
-TW_APART static void tw_turn_part8(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
-  const v8f a0 = lanes > 0 ? tw_load8(from + 0 * step, rows) : (v8f){};
-  const v8f a1 = lanes > 1 ? tw_load8(from + 1 * step, rows) : (v8f){};
-  const v8f a2 = lanes > 2 ? tw_load8(from + 2 * step, rows) : (v8f){};
-  const v8f a3 = lanes > 3 ? tw_load8(from + 3 * step, rows) : (v8f){};
-  const v8f a4 = lanes > 4 ? tw_load8(from + 4 * step, rows) : (v8f){};
-  const v8f a5 = lanes > 5 ? tw_load8(from + 5 * step, rows) : (v8f){};
-  const v8f a6 = lanes > 6 ? tw_load8(from + 6 * step, rows) : (v8f){};
-  const v8f a7 = lanes > 7 ? tw_load8(from + 7 * step, rows) : (v8f){};
-  TW_ROUND8(b, a)
-  TW_ROUND8(c, b)
-  TW_ROUND8(d, c)
-  if (rows > 0) tw_store8(to + 0 * stride, d0, lanes);
-  if (rows > 1) tw_store8(to + 1 * stride, d1, lanes);
-  if (rows > 2) tw_store8(to + 2 * stride, d2, lanes);
-  if (rows > 3) tw_store8(to + 3 * stride, d3, lanes);
-  if (rows > 4) tw_store8(to + 4 * stride, d4, lanes);
-  if (rows > 5) tw_store8(to + 5 * stride, d5, lanes);
-  if (rows > 6) tw_store8(to + 6 * stride, d6, lanes);
-  if (rows > 7) tw_store8(to + 7 * stride, d7, lanes);
-}
+TW_TURNS(8, TW_ROUND8(b, a) TW_ROUND8(c, b) TW_ROUND8(z, c))
 #endif
 
 #ifdef __AVX512F__
-
 static inline v16f tw_low16(v16f a, v16f b) { return TW_SHUFFLE(v16i, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 static inline v16f tw_high16(v16f a, v16f b) { return TW_SHUFFLE(v16i, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 #define TW_ROUND16(b, a)                                                                                               \
@@ -281,82 +230,7 @@ static inline v16f tw_high16(v16f a, v16f b) { return TW_SHUFFLE(v16i, a, b, 8, 
   const v16f b##10 = tw_low16(a##5, a##13), b##11 = tw_high16(a##5, a##13);                                            \
   const v16f b##12 = tw_low16(a##6, a##14), b##13 = tw_high16(a##6, a##14);                                            \
   const v16f b##14 = tw_low16(a##7, a##15), b##15 = tw_high16(a##7, a##15);
-TW_APART static void tw_turn16(const float *from, int64_t step, float *to, int64_t stride) {
-  const v16f a0 = *(const u16f *)(from + 0 * step);
-  const v16f a1 = *(const u16f *)(from + 1 * step);
-  const v16f a2 = *(const u16f *)(from + 2 * step);
-  const v16f a3 = *(const u16f *)(from + 3 * step);
-  const v16f a4 = *(const u16f *)(from + 4 * step);
-  const v16f a5 = *(const u16f *)(from + 5 * step);
-  const v16f a6 = *(const u16f *)(from + 6 * step);
-  const v16f a7 = *(const u16f *)(from + 7 * step);
-  const v16f a8 = *(const u16f *)(from + 8 * step);
-  const v16f a9 = *(const u16f *)(from + 9 * step);
-  const v16f a10 = *(const u16f *)(from + 10 * step);
-  const v16f a11 = *(const u16f *)(from + 11 * step);
-  const v16f a12 = *(const u16f *)(from + 12 * step);
-  const v16f a13 = *(const u16f *)(from + 13 * step);
-  const v16f a14 = *(const u16f *)(from + 14 * step);
-  const v16f a15 = *(const u16f *)(from + 15 * step);
-  TW_ROUND16(b, a)
-  TW_ROUND16(c, b)
-  TW_ROUND16(d, c)
-  TW_ROUND16(e, d)
-  *(u16f *)(to + 0 * stride) = e0;
-  *(u16f *)(to + 1 * stride) = e1;
-  *(u16f *)(to + 2 * stride) = e2;
-  *(u16f *)(to + 3 * stride) = e3;
-  *(u16f *)(to + 4 * stride) = e4;
-  *(u16f *)(to + 5 * stride) = e5;
-  *(u16f *)(to + 6 * stride) = e6;
-  *(u16f *)(to + 7 * stride) = e7;
-  *(u16f *)(to + 8 * stride) = e8;
-  *(u16f *)(to + 9 * stride) = e9;
-  *(u16f *)(to + 10 * stride) = e10;
-  *(u16f *)(to + 11 * stride) = e11;
-  *(u16f *)(to + 12 * stride) = e12;
-  *(u16f *)(to + 13 * stride) = e13;
-  *(u16f *)(to + 14 * stride) = e14;
-  *(u16f *)(to + 15 * stride) = e15;
-}
-TW_APART static void tw_turn_part16(const float *from, int64_t step, float *to, int64_t stride, int rows, int lanes) {
-  const v16f a0 = lanes > 0 ? tw_load16(from + 0 * step, rows) : (v16f){};
-  const v16f a1 = lanes > 1 ? tw_load16(from + 1 * step, rows) : (v16f){};
-  const v16f a2 = lanes > 2 ? tw_load16(from + 2 * step, rows) : (v16f){};
-  const v16f a3 = lanes > 3 ? tw_load16(from + 3 * step, rows) : (v16f){};
-  const v16f a4 = lanes > 4 ? tw_load16(from + 4 * step, rows) : (v16f){};
-  const v16f a5 = lanes > 5 ? tw_load16(from + 5 * step, rows) : (v16f){};
-  const v16f a6 = lanes > 6 ? tw_load16(from + 6 * step, rows) : (v16f){};
-  const v16f a7 = lanes > 7 ? tw_load16(from + 7 * step, rows) : (v16f){};
-  const v16f a8 = lanes > 8 ? tw_load16(from + 8 * step, rows) : (v16f){};
-  const v16f a9 = lanes > 9 ? tw_load16(from + 9 * step, rows) : (v16f){};
-  const v16f a10 = lanes > 10 ? tw_load16(from + 10 * step, rows) : (v16f){};
-  const v16f a11 = lanes > 11 ? tw_load16(from + 11 * step, rows) : (v16f){};
-  const v16f a12 = lanes > 12 ? tw_load16(from + 12 * step, rows) : (v16f){};
-  const v16f a13 = lanes > 13 ? tw_load16(from + 13 * step, rows) : (v16f){};
-  const v16f a14 = lanes > 14 ? tw_load16(from + 14 * step, rows) : (v16f){};
-  const v16f a15 = lanes > 15 ? tw_load16(from + 15 * step, rows) : (v16f){};
-  TW_ROUND16(b, a)
-  TW_ROUND16(c, b)
-  TW_ROUND16(d, c)
-  TW_ROUND16(e, d)
-  if (rows > 0) tw_store16(to + 0 * stride, e0, lanes);
-  if (rows > 1) tw_store16(to + 1 * stride, e1, lanes);
-  if (rows > 2) tw_store16(to + 2 * stride, e2, lanes);
-  if (rows > 3) tw_store16(to + 3 * stride, e3, lanes);
-  if (rows > 4) tw_store16(to + 4 * stride, e4, lanes);
-  if (rows > 5) tw_store16(to + 5 * stride, e5, lanes);
-  if (rows > 6) tw_store16(to + 6 * stride, e6, lanes);
-  if (rows > 7) tw_store16(to + 7 * stride, e7, lanes);
-  if (rows > 8) tw_store16(to + 8 * stride, e8, lanes);
-  if (rows > 9) tw_store16(to + 9 * stride, e9, lanes);
-  if (rows > 10) tw_store16(to + 10 * stride, e10, lanes);
-  if (rows > 11) tw_store16(to + 11 * stride, e11, lanes);
-  if (rows > 12) tw_store16(to + 12 * stride, e12, lanes);
-  if (rows > 13) tw_store16(to + 13 * stride, e13, lanes);
-  if (rows > 14) tw_store16(to + 14 * stride, e14, lanes);
-  if (rows > 15) tw_store16(to + 15 * stride, e15, lanes);
-}
+TW_TURNS(16, TW_ROUND16(b, a) TW_ROUND16(c, b) TW_ROUND16(d, c) TW_ROUND16(z, d))
 #endif
 
 /* Every other element: p[0], p[2], ...; nothing behind the last one is touched. `_part`: the first n of them. */

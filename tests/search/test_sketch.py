@@ -9,9 +9,10 @@ from math import inf
 import pytest
 
 from ir.compute import MAX, MIN, Compute, Dag, Input
-from ir.expr import Axis, Const, Expr, Read, all_of, call, eq, lt, select
+from ir.expr import Axis, Read, call, lt, select
 from ir.schedule import Block, CacheWrite, Fuse, Inline, Pack, Rfactor, Sketch, Tile, Winograd
 from ir.target import Target
+from ir.winograd import table
 from search.sketch import CPU, Rule, State, sketches, skip
 
 FOUR = Target(threads=4)
@@ -73,16 +74,6 @@ def softmax() -> Dag:
 def zero_rank() -> Dag:
     i, k = Axis("i", 128), Axis("k", 128)
     return Dag((Input("X", (128, 128)),), (Compute("s", (), Read("X", (i, k)), (i, k)),), ("s",))
-
-
-def table(i: Axis, j: Axis, rows: tuple[tuple[float, ...], ...]) -> Expr:
-    """A matrix of numbers as selects on its indices."""
-    out: Expr = Const(0.0)
-    for p, row in enumerate(rows):
-        for q, value in enumerate(row):
-            if value:
-                out = select(all_of(eq(i, p), eq(j, q)), Const(value), out)
-    return out
 
 
 def winograd() -> Dag:

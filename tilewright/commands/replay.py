@@ -55,6 +55,7 @@ def replayed(
     from search.strategy import STRATEGIES as TABLE
     from search.strategy import UnknownStrategy, strategies
     from tasks import replay as verbs
+    from tilewright.cli import a_store
     from tilewright.view import said
 
     for option, value in {"--trials": trials, "--seeds": seeds}.items():
@@ -63,9 +64,7 @@ def replayed(
     every = [s.name for s in TABLE]
     try:
         table = strategies(every if names == "all" else [n.strip() for n in names.split(",") if n.strip()])
-        if not store.is_dir():
-            raise UsageError(f"there is no store at {store}; tilewright tune makes one, --store names another")
-        history = verbs.read(Store(store), wanted)
+        history = verbs.read(Store(a_store(str(store))), wanted)
         many = len(history.cases) > 1
         return verbs.replay(history, table, trials or (EACH * len(history.cases) if many else ALONE), seeds, mode, said)
     except (UnknownStrategy, verbs.ReplayError) as error:

@@ -73,10 +73,9 @@ def sql(
 def _opened(place: Path) -> Store:
     """Raises UsageError: asking makes no store."""
     from data.store import Store
+    from tilewright.cli import a_store
 
-    if not place.is_dir():
-        raise UsageError(f"there is no store at {place}; tilewright tune makes one, --store names another")
-    return Store(place)
+    return Store(a_store(str(place)))
 
 
 def asked(store: Store, text: str, given: Mapping[str, str], limit: int) -> Any:
