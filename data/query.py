@@ -309,7 +309,9 @@ def _asked(request: Request) -> pa.Table:
         raise QueryError(f"stopped after {request.seconds:g} seconds") from error
     header, _, body = done.stdout.partition(b"\n")
     if done.returncode or not header:  # an allocation beyond the limit ends some C++ code at once
-        raise QueryError(f"the query needs more than {request.memory_bytes >> 20} MB, or crashed")
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        how = f"status {done.returncode}" + (f", {last}" if last else "")
+        raise QueryError(f"the query needs more than {request.memory_bytes >> 20} MB, or crashed ({how})")
     answer = json.loads(header)
     if "error" in answer:
         raise _child_error(answer["error"], request.seconds)

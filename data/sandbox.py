@@ -12,7 +12,8 @@ import json
 import resource
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,19 @@ def limit_process(memory_bytes: int) -> None:
         resource.setrlimit(kind, (amount, amount))
 
 
+@contextmanager
+def interrupted(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    """Whatever the connection does here is stopped after so long. The clock's thread ends with it: one that lives when
+    the interpreter ends is unwound through C++ frames, which aborts the process about once in a thousand answers."""
+    timer = threading.Timer(seconds, con.interrupt)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def main() -> None:
     """Answer one request. An error is an answer too: one line."""
     request = Request(**json.load(sys.stdin))
@@ -121,11 +135,8 @@ def main() -> None:
     out = sys.stdout.buffer
     try:
         con = locked(request)
-        timer = threading.Timer(request.seconds, con.interrupt)
-        timer.daemon = True
-        timer.start()
-        table, truncated = answer(con, request.sql, request.limit, request.params)
-        timer.cancel()
+        with interrupted(con, request.seconds):
+            table, truncated = answer(con, request.sql, request.limit, request.params)
     except (duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError) as error:  # Arrow passes on as OSError
         out.write(json.dumps({"error": first_line(error)}).encode() + b"\n")
         return
