@@ -19,6 +19,7 @@ A question about one workload then opens one part. The times of merged rows keep
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.files import exclusive, make_folder, publish, refusal
+from data.files import exclusive, make_folder, publish, refusal, unique_name
 from data.order import dealt_out, depth, ordered, rounded
 from data.parts import SEED, Parts, Skipped, encode, hide, listing, new_part, read_manifest, read_part, version_of
 from data.schema import StoreError, Table, aligned, migrate
 
 SMALL_BYTES = 8 << 20  # a part above this gains nothing from being merged
 MERGED_BYTES = 32 << 20  # sources of one merged part, compressed: bounds the memory it takes
+RETIRED = "retired"  # notes of what was merged, for the copies of a store (`data.remote`)
 DEPTH = 4  # merged parts in which a question may find the same place, before they are dealt out anew
 
 
@@ -53,19 +55,20 @@ class Compaction:
         return "\n".join(lines + [f"  quarantined {bad.path.name}: {bad.reason}" for bad in self.quarantined])
 
 
-def compact(folder: Path, table: Table, quarantine: Path) -> Compaction:
+def compact(folder: Path, table: Table, quarantine: Path, noted: bool = False) -> Compaction:
     """Check every page of every part, move bad files to `quarantine`, migrate old parts, merge small ones.
 
+    noted: leave a note of what was merged, before its sources go.
     StoreError: the disk is full, or parts that cannot be merged. Every row is then where it was.
     """
     with exclusive(folder):
-        _remove_garbage(folder)
+        removed_garbage(folder)
         found = listing(folder, table, deep=True)
         usable = found.outdated | found.newer
         bad = tuple(_quarantined(item, quarantine) for item in found.skipped if item.path not in usable)
         merged, replaced, rows = [], 0, 0
         for group, dealt in _plan(table, found):
-            made = _replaced(folder, table, group, dealt)
+            made = _replaced(folder, table, group, dealt, noted)
             merged += made
             replaced, rows = replaced + len(group), rows + sum(pq.read_metadata(path).num_rows for path in made)
     return Compaction(table.name, tuple(merged), replaced, rows, bad)
@@ -97,7 +100,7 @@ def _groups(files: tuple[Path, ...], outdated: frozenset[Path]) -> list[list[Pat
     return [group for group in groups if len(group) > 1 or outdated.intersection(group)]
 
 
-def _replaced(folder: Path, table: Table, group: list[Path], dealt: Iterable[pa.Table]) -> list[Path]:
+def _replaced(folder: Path, table: Table, group: list[Path], dealt: Iterable[pa.Table], noted: bool) -> list[Path]:
     """The five steps, for one new part or several. StoreError: rows are missing; the sources are untouched."""
     expected = sum(pq.read_metadata(path).num_rows for path in group)
     made: list[Path] = []
@@ -111,8 +114,11 @@ def _replaced(folder: Path, table: Table, group: list[Path], dealt: Iterable[pa.
         expected -= rows.num_rows
     if expected:
         raise StoreError(f"{abs(expected)} rows went astray in {folder}; their sources are untouched")
+    if noted:
+        note = {"merged": [path.name for path in made], "sources": [path.name for path in group]}
+        publish(folder / RETIRED / f"{unique_name()}.json", json.dumps(note).encode())
     hide(folder, frozenset(path.name for path in group))
-    _remove_garbage(folder)
+    removed_garbage(folder)
     return made
 
 
@@ -126,8 +132,9 @@ def _rows_of(table: Table, group: list[Path]) -> pa.Table:
     return ordered(rows)
 
 
-def _remove_garbage(folder: Path) -> None:
-    """Delete what the manifest hides, then hide nothing. In this order: a hidden name must never count again."""
+def removed_garbage(folder: Path) -> None:
+    """Under the folder's lock: delete what the manifest hides, then hide nothing. In this order, for a hidden name must
+    never count again."""
     hidden = read_manifest(folder).hidden
     if not hidden:
         return

@@ -220,6 +220,11 @@ def _judge(path: Path, size: int, mtime_ns: int, table: str, deep: bool) -> Verd
     return Verdict(version=int(metadata[VERSION_KEY]))
 
 
+def fault_of(path: Path) -> str:
+    """What is wrong with the name or the bytes of a part, in one line; empty: nothing. FileNotFoundError: it is gone."""
+    return _fault_of_bytes(path, read=True)
+
+
 def _fault_of_bytes(path: Path, read: bool) -> str:
     """Whether the name is a part's, and, when they are to be read, the bytes are those it was written with."""
     name = NAME.fullmatch(path.name)

@@ -3,7 +3,8 @@
     python -m data.scale --rows 10_000_000 --store DIR
 
 What is drawn looks like months of tuning: models of 27 workloads, two devices, three thread counts, runs of 10,000
-programs in batches, 2 to 16 samples each, failures of every kind, finalists, yesterday's best measured again. An
+programs in batches, 2 to 16 samples each, failures of every kind, finalists, yesterday's best measured again; and after
+each run a night that looks at all of its workloads, notices a shift here and there and decides what stands. An
 existing store is asked as it is. Bars: a question under a second, 100 bytes a measurement, 2 GiB of memory.
 """
 
@@ -38,6 +39,9 @@ SAMPLES_WARM, SAMPLES_COLD = (2, 3, 4, 5, 6, 7, 8, 12, 16), (0, 2, 4)
 DEVICES = ("x86_64-v32-8baf70534917", "x86_64-v64-0c4d1b7e6a55")
 THREADS = (1, 2, 4)
 COMPILERS = ("gcc (Debian 12.2.0-14) 12.2.0", "gcc (Debian 14.2.0-19) 14.2.0")
+LOOKS = ("kept", "built")  # roles of a night's first look, side by side
+LOOK_ROUNDS = 12
+SHIFTED, PROMOTED = 0.03, 0.2  # shares of the workloads of a night
 FLAGS = "-O1 -fexpensive-optimizations -mavx2 -mfma -ffp-contract=fast -fno-strict-aliasing -fPIC -shared"
 ERRORS = ("wrong", "compile", "timeout", "crash")
 ERROR_SHARES = (0.008, 0.012, 0.015, 0.005)
@@ -71,6 +75,7 @@ class World:
     models: list[list[Drawn]] = field(default_factory=list)
     workloads: list[list[dict[str, Any]]] = field(default_factory=list)  # rows of each model, without a time
     best: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    environments: dict[str, str] = field(default_factory=dict)  # compiler -> key
 
     def hexes(self, count: int, digits: int) -> list[str]:
         text = self.draw.bytes(count * digits // 2).hex()
@@ -128,6 +133,21 @@ def _record_world(store: Store, world: World) -> None:
          "measured": START, "created": START}
         for key in DEVICES
     ])  # fmt: skip
+    world.environments |= dict(zip(COMPILERS, world.hexes(len(COMPILERS), 16), strict=True))
+    store.append("environments", [
+        {"key": key, "compiler": compiler, "flags": FLAGS, "code": "0.1", "kernel": "6.1", "microcode": "0x1",
+         "libraries": "libgomp", "probe": "0", "created": START}
+        for compiler, key in world.environments.items()
+    ])  # fmt: skip
+    store.append("registrations", [
+        {"key": registration(model, threads), "model": f"model{model}", "label": f"model{model}", "threads": threads,
+         "batch": 1, "dims": None, "trials": RUN_ROWS, "active": True, "created": START}
+        for model in range(MODELS) for threads in THREADS
+    ])  # fmt: skip
+
+
+def registration(model: int, threads: int) -> str:
+    return f"model{model} t{threads}"
 
 
 def _record_run(store: Store, world: World, number: int, rows: int) -> None:
@@ -157,7 +177,45 @@ def _record_run(store: Store, world: World, number: int, rows: int) -> None:
         "trials": rows, "budget_seconds": None, "started": place.started, "state": "finished",
         "finished": place.started + timedelta(hours=4), "latency_before": before,
         "latency_after": before / float(draw.uniform(1.5, 9)), "version": "0.1", "settings": "{}",
-        "created": place.started + timedelta(hours=4),
+        "environment": world.environments[place.compiler], "created": place.started + timedelta(hours=4),
+    }])  # fmt: skip
+    _record_night(store, world, place, model, lanes)
+
+
+def _record_night(store: Store, world: World, place: Place, model: int, lanes: Sequence[Drawn]) -> None:
+    """What stands is measured again, beside itself built anew; a few shifts, a few promotions."""
+    draw, (night,) = world.draw, world.hexes(1, 12)
+    environment, ended = world.environments[place.compiler], place.started + timedelta(hours=4)
+    where = {"target": place.target, "device": place.device}
+    standing = [
+        (lane, program) for lane in lanes if (program := world.best.get((lane.key, place.target, place.device)))
+    ]
+    at = {"night": night, "environment": environment, **where, "created": ended}
+    seconds = iter(draw.gamma(1.0, 0.01, len(standing) * len(LOOKS) * LOOK_ROUNDS))
+    store.append("checks", [
+        {"workload": lane.key, "program": program, "role": role, "look": 1, "round": turn,
+         "seconds": lane.seconds * (1 + next(seconds)), "peak_gflops": 95.0, **at}
+        for lane, program in standing for turn in range(LOOK_ROUNDS) for role in LOOKS
+    ])  # fmt: skip
+    shifted = [one for one in standing if draw.random() < SHIFTED]
+    store.append("shifts", [
+        {"workload": lane.key, "program": program, "ratio": 1.1, "confidence": 0.9999, "changed": "compiler",
+         "before_seconds": lane.seconds, "seconds": 1.1 * lane.seconds, "rounds": LOOK_ROUNDS,
+         "before_environment": environment, **at}
+        for lane, program in shifted
+    ])  # fmt: skip
+    promoted = [bool(draw.random() < PROMOTED) for _ in standing]
+    decided = {key: value for key, value in at.items() if key != "environment"}
+    store.append("promotions", [
+        {"workload": lane.key, "program": program, "rival": None, "promoted": new, "ratio": 0.95, "confidence": 0.999,
+         "reason": "faster, side by side" if new else "the challenger is not faster", **decided}
+        for (lane, program), new in zip(standing, promoted, strict=True)
+    ])  # fmt: skip
+    store.append("nights", [{
+        "key": night, "registration": registration(model, place.threads), "model": f"model{model}", "run": place.run,
+        **where, "environment": environment, "started": place.started, "finished": ended, "trials": RUN_ROWS,
+        "watched": len(standing), "slower": len(shifted), "faster": 0, "promoted": sum(promoted), "latency_seconds": 0.01,
+        "model_seconds": 0.0105, "library": "onnxruntime 1.32.0", "library_seconds": 0.012, "created": ended,
     }])  # fmt: skip
 
 
@@ -278,14 +336,20 @@ def _rounds(
 
 def params(connection: Connection) -> dict[str, dict[str, Any]]:
     """Question -> parameters that are about something: the last run, and the place it measured most."""
-    found = connection.duckdb.sql(
-        "SELECT run, workload, target, device, min(program) FROM measurements "
-        "WHERE run = (SELECT max_by(key, started) FROM runs) GROUP BY ALL ORDER BY count(*) DESC, workload LIMIT 1"
+
+    def first(sql: str) -> tuple[Any, ...]:
+        return (connection.duckdb.sql(sql).fetchall() or [(None,)])[0]
+
+    run, workload, target, device, program = first(
+        "WITH stands AS (SELECT workload, target, device, arg_max(program, created) AS program FROM promotions GROUP BY ALL) "
+        "SELECT m.run, m.workload, m.target, m.device, coalesce(any_value(s.program), min(m.program)) "
+        "FROM measurements m LEFT JOIN stands s USING (workload, target, device) "
+        "WHERE m.run = (SELECT max_by(key, started) FROM runs) GROUP BY ALL ORDER BY count(*) DESC, workload LIMIT 1"
     )
-    run, workload, target, device, program = found.fetchall()[0]
-    (model,) = connection.duckdb.sql("SELECT max_by(model, started) FROM runs").fetchall()[0]
+    (model,) = first("SELECT max_by(model, started) FROM runs")
+    (night,) = first("SELECT max_by(registration, finished) FROM nights")
     place = {"run": run, "workload": workload, "target": target, "device": device, "model": model}
-    known = {**place, "program": program, "key": program[:8], "k": 10}
+    known = {**place, "program": program, "key": program[:8], "k": 10, "registration": night}
     return {name: {param: known.get(param) for param in params_of(name)} for name in names()}
 
 

@@ -303,11 +303,31 @@ NIGHTS = Table("nights", "One night of one registered model on one device.", (
     CREATED,
 ))  # fmt: skip
 
+IMPORTS = Table("imports", "What other tuners recorded, elsewhere and unverified. For comparison: never the best of anything.", (
+    Column("key",           TEXT,  "hash of the record as it came: a second import adds nothing"),
+    Column("tool",          TEXT,  "ansor, autotvm or metaschedule"),
+    Column("version",       TEXT,  "of the record's format; empty: it says none"),
+    Column("file",          TEXT,  "name of the file it came from, without its folder"),
+    Column("line",          INT,   "of that file, from 1"),
+    Column("task",          TEXT,  "what was computed, as the tool calls it"),
+    Column("arguments",     TEXT,  "JSON: the task's arguments, as they came"),
+    Column("target",        TEXT,  "where, as the tool calls it"),
+    Column("configuration", TEXT,  "JSON: the schedule in the tool's terms; nothing here runs it"),
+    Column("seconds",       REALS, "every sample [s a call]; empty: it failed"),
+    Column("best_seconds",  REAL,  "smallest sample [s a call]; NULL: it failed", NULL),
+    Column("error_kind",    TEXT,  "compile, crash, timeout, wrong; NULL: none", NULL),
+    Column("recorded",      TIME,  "when the tool wrote it (UTC); NULL: it does not say", NULL),
+    Column("workload",      TEXT,  "workloads.key of the same computation; NULL: not mapped", NULL),
+    Column("flops",         REAL,  "floating-point operations of one call of that; NULL: not mapped", NULL),
+    Column("unmapped",      TEXT,  "why there is no workload; NULL: there is one", NULL),
+    CREATED,
+))  # fmt: skip
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         WORKLOADS, SKETCHES, PROGRAMS, MEASUREMENTS, ROUNDS, RUNS, DEVICES, SOURCES, ENVIRONMENTS, REGISTRATIONS, CHECKS,
-        SHIFTS, PROMOTIONS, NIGHTS,
+        SHIFTS, PROMOTIONS, NIGHTS, IMPORTS,
     )
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ __all__ = ["Compaction", "Parts", "Skipped", "Store", "StoreError", "StoreWarnin
 LAYOUT = 1  # of folders and files; the tables' own versions are in `data.schema`
 LAYOUT_FILE = "store.json"
 LAYOUT_KEY = "tilewright_store"
+COPY_FILE = "copy.json"  # of which place this store is a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,24 @@ class Store:
         seed = self.folder(table) / SEED
         return seed.is_file() and _was_current(seed, seed.stat().st_mtime_ns, table)
 
-    def compact(self, table: str) -> Compaction:
-        """Merge small parts, migrate old ones, move damaged and foreign files to `quarantine/` (`data.compact`)."""
-        return compact(self.folder(table), table_named(table), self.root / "quarantine" / table)
+    def compact(self, table: str, noted: bool = False) -> Compaction:
+        """Merge small parts, migrate old ones, move damaged and foreign files to `quarantine/` (`data.compact`).
+
+        StoreError: it is a copy of another place, where merging must be noted (`data.remote.compact`).
+        """
+        if not noted and (place := self.copy_of):
+            raise StoreError(f"{self.root} is a copy of {place}; tilewright sync --compact merges both")
+        return compact(self.folder(table), table_named(table), self.root / "quarantine" / table, noted)
+
+    @property
+    def copy_of(self) -> str | None:
+        """The address that this store was last synced with; None: it stands alone."""
+        try:
+            return str(json.loads((self.root / COPY_FILE).read_text())["address"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"unreadable: {self.root / COPY_FILE}; remove it and sync again") from error
 
     def _prepare(self, table: Table) -> None:
         folder = self.root / table.name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,10 @@ import numpy as np
 from data.query import Connection
 from ir.schedule import Population
 from search.evolve import Space
-from tasks.replay import some
 from tasks.roofline import Placed, placed, space_at
-from tasks.subject import Device, SubjectError, device_of
+from tasks.subject import Device, SubjectError, device_of, place_of
 
 Row = Mapping[str, Any]
-KEY = re.compile(r"[0-9a-f]{4,}")
 MOST_OTHERS = 3  # differences beside the one in question; a program further away says nothing about it
 DECISIVE = (
     "Winograd",
@@ -100,7 +97,7 @@ class Timed:
 
 def explain(source: Connection, wanted: str, threads: int | None = None) -> Explanation:
     """wanted: the name of a workload, or the beginning of a workload's or program's key. Raises SubjectError."""
-    place, program = _found(source, wanted, threads)
+    place, program = place_of(source, wanted, threads)
     where = {"workload": place["workload"], "target": place["target"], "device": place["device"]}
     best = next(iter(source.run("best_program", **where).to_pylist()), None)
     if best is None:
@@ -122,39 +119,6 @@ def explain(source: Connection, wanted: str, threads: int | None = None) -> Expl
 
 def _ancestor(row: Row) -> Ancestor:
     return Ancestor(row["program"], row["mutation"], row["run"], row["round"], row["seconds"])
-
-
-def _found(source: Connection, wanted: str, threads: int | None) -> tuple[Row, str | None]:
-    """The place with the latest measurement, and the program that was asked for, if one was."""
-    rows, program = _places(source, wanted), None
-    if not rows and KEY.fullmatch(wanted):
-        rows, program = _of_program(source, wanted)
-    found = list(dict.fromkeys(r["workload"] for r in rows))
-    if not found:
-        way_out = "tilewright sql 'SELECT name, key FROM unique_workloads' lists some"
-        raise SubjectError(f"nothing measured is called {wanted!r}, and no key begins so; {way_out}")
-    if len(found) > 1:
-        raise SubjectError(f"{len(found)} workloads are called {wanted!r}; write a key: {some(found)}")
-    mine = [r for r in rows if threads in (None, r["threads"])]
-    if not mine:
-        raise SubjectError(
-            f"{rows[0]['name']} was not measured with {threads} threads; it was with {rows[0]['threads']}"
-        )
-    return mine[0], program
-
-
-def _places(source: Connection, wanted: str) -> list[Row]:
-    return list(source.run("places", workload=wanted).to_pylist()) if wanted else []
-
-
-def _of_program(source: Connection, wanted: str) -> tuple[list[Row], str | None]:
-    """The places of a program's workload, and the program."""
-    programs = {r["key"]: r for r in source.run("find", key=wanted).to_pylist() if r["kind"] == "program"}
-    if len(programs) > 1:
-        raise SubjectError(f"{len(programs)} programs have such a key: {some(list(programs))}; write more of it")
-    for key, row in programs.items():
-        return _places(source, row["workload"]), key
-    return [], None
 
 
 def _as_best(mine: Timed, source: Connection, where: Row) -> Row:

@@ -8,16 +8,19 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from codegen.c import PRELUDE
 from codegen.environment import Environment, environment
 from codegen.toolchain import flags
 from data.query import Connection
 from data.query import run as question
 from data.store import Store
 from ir.key import dag_text
+from ir.schedule import Program
 from ir.timing import Timing
 from ir.workload import Workload
 from search.evolve import Space
 from search.tuner import Origin, Proposal, Result
+from tasks.build import kernel_of
 from tasks.lane import Lane, Round
 from tasks.space import sketch_text
 from tasks.workbench import Workbench
@@ -116,6 +119,15 @@ def record_finalists(
     store.append("measurements", [
         _measurement(t, None, run, bench, lane, number, None, confirmed=True) for _, t in found
     ])  # fmt: skip
+
+
+def record_source(store: Store, bench: Workbench, program: Program, key: str) -> None:
+    """The C of a winner, to be read and built when no rule makes its sketch any more."""
+    made = kernel_of(program, key)
+    store.append("sources", [{
+        "program": key, "target": bench.target.key, "language": made.language, "entry": made.entry,
+        "text": f"{PRELUDE}\n{made.source}",
+    }])  # fmt: skip
 
 
 def _program(p: Proposal, run: Run, bench: Workbench, lane: Lane, number: int) -> Row:

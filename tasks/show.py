@@ -64,7 +64,8 @@ def forms(row: Row, bench: Workbench) -> Forms:
     out["sketch"] = f"rules: {', '.join(row['rules'] or ())}\n{row['sketch_text']}"
     program = program_of(row, bench.target)
     if program is None:
-        return {**out, "choices": f"{list(row['choices'])} of a sketch that the rules no longer make"}
+        out["choices"] = f"{list(row['choices'])} of a sketch that the rules no longer make"
+        return out if row["source_text"] is None else {**out, "source": row["source_text"]}
     out["choices"] = "\n".join(f"{name} = {value}" for name, value in program.values.items())
     out["nest"] = text(lower(program).nest)
     out["source"] = kernel_of(program, row["key"]).source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -15,6 +16,7 @@ from tasks.workbench import nearest, roofline_seconds
 
 Row = Mapping[str, Any]
 LEVELS = ("l1", "l2", "l3", "dram")
+KEY = re.compile(r"[0-9a-f]{4,}")
 
 
 class SubjectError(ValueError):
@@ -56,6 +58,42 @@ def matching(known: Sequence[Subject], wanted: str, threads: int | None = None) 
         counts = ", ".join(str(n) for n in sorted({s.threads for s in named}))
         raise SubjectError(f"{wanted} was not tuned for {threads} threads; it was for {counts}")
     return found
+
+
+def place_of(source: Connection, wanted: str, threads: int | None) -> tuple[Row, str | None]:
+    """The place with the latest measurement (a row of the question `places`), and the program, if one was asked for.
+
+    wanted: the name of a workload, or the beginning of a workload's or program's key. Raises SubjectError.
+    """
+    rows, program = _places(source, wanted), None
+    if not rows and KEY.fullmatch(wanted):
+        rows, program = _of_program(source, wanted)
+    found = list(dict.fromkeys(r["workload"] for r in rows))
+    if not found:
+        way_out = "tilewright sql 'SELECT name, key FROM unique_workloads' lists some"
+        raise SubjectError(f"nothing measured is called {wanted!r}, and no key begins so; {way_out}")
+    if len(found) > 1:
+        raise SubjectError(f"{len(found)} workloads are called {wanted!r}; write a key: {some(found)}")
+    mine = [r for r in rows if threads in (None, r["threads"])]
+    if not mine:
+        raise SubjectError(
+            f"{rows[0]['name']} was not measured with {threads} threads; it was with {rows[0]['threads']}"
+        )
+    return mine[0], program
+
+
+def _places(source: Connection, wanted: str) -> list[Row]:
+    return list(source.run("places", workload=wanted).to_pylist()) if wanted else []
+
+
+def _of_program(source: Connection, wanted: str) -> tuple[list[Row], str | None]:
+    """The places of a program's workload, and the program."""
+    programs = {r["key"]: r for r in source.run("find", key=wanted).to_pylist() if r["kind"] == "program"}
+    if len(programs) > 1:
+        raise SubjectError(f"{len(programs)} programs have such a key: {some(list(programs))}; write more of it")
+    for key, row in programs.items():
+        return _places(source, row["workload"]), key
+    return [], None
 
 
 TUNE_ONE = "the store has no run yet; tilewright tune MODEL makes one"

@@ -10,6 +10,7 @@ from typing import Any
 
 from data.files import publish
 from data.query import connect
+from data.remote import compact
 from data.schema import TABLES
 from data.store import Store
 from tasks.lessons import PriorError, ship
@@ -19,9 +20,10 @@ Document = dict[str, Any]  # JSON-able
 
 
 def compacted(root: Path) -> list[Document]:
-    """Every table of the store: small parts merged, damaged files moved away. A row a table."""
+    """Every table of the store: small parts merged, damaged files moved away. A row a table. A copy is synced with its
+    place, and both are merged."""
     store = Store.open(root)
-    done = [store.compact(table) for table in TABLES]
+    done = compact(store, place) if (place := store.copy_of) else [store.compact(table) for table in TABLES]
     _forget(store)
     return [
         {"table": c.table, "replaced": c.replaced, "merged": len(c.merged), "rows": c.rows, "quarantined": len(c.quarantined)}

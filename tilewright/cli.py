@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 
 from tilewright import STORE, __version__
 from tilewright.commands.bench import bench
+from tilewright.commands.exchange import export, import_
 from tilewright.commands.explain import explain
 from tilewright.commands.nightly import nightly
 from tilewright.commands.register import models, register, unregister
@@ -30,6 +31,7 @@ from tilewright.commands.replay import replay
 from tilewright.commands.report import report
 from tilewright.commands.roofline import roofline
 from tilewright.commands.sql import sql
+from tilewright.commands.sync import sync
 from tilewright.errors import BAD_INPUT, INTERRUPTED, UsageError, told
 
 TRIALS, ENDLESS = 1000, 1_000_000  # programs to measure: without a limit of time, and with one
@@ -328,6 +330,9 @@ app.command()(guarded(sql))
 app.command()(guarded(report))
 app.command()(guarded(roofline))
 app.command()(guarded(explain))
+app.command("import")(guarded(import_))
+app.command()(guarded(export))
+app.command()(guarded(sync))
 
 
 # ---------------------------------------------------------------------------------------------- doctor

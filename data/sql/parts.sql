@@ -20,3 +20,4 @@ SET VARIABLE checks_parts        = (SELECT list(file ORDER BY file DESC) FROM gl
 SET VARIABLE shifts_parts        = (SELECT list(file ORDER BY file DESC) FROM glob(getvariable('store') || '/shifts/*.parquet'));
 SET VARIABLE promotions_parts    = (SELECT list(file ORDER BY file DESC) FROM glob(getvariable('store') || '/promotions/*.parquet'));
 SET VARIABLE nights_parts        = (SELECT list(file ORDER BY file DESC) FROM glob(getvariable('store') || '/nights/*.parquet'));
+SET VARIABLE imports_parts       = (SELECT list(file ORDER BY file DESC) FROM glob(getvariable('store') || '/imports/*.parquet'));

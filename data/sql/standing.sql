@@ -1,10 +1,14 @@
 -- Which program stands for a workload, by the last decision of a night? Later finalists' rounds are asked about elsewhere.
 --   $target VARCHAR
 --   $device VARCHAR  devices.key
-SELECT p.workload, arg_max(p.program, p.created) AS program, arg_max(u.sketch, p.created) AS sketch,
-       arg_max(u.choices, p.created) AS choices, max(p.created) AS since
-FROM promotions p
-JOIN unique_programs u ON u.workload = p.workload AND u.key = p.program
-WHERE p.target = $target::VARCHAR AND p.device = $device::VARCHAR
-GROUP BY p.workload
-ORDER BY p.workload;
+WITH stands AS MATERIALIZED (
+    SELECT workload, arg_max(program, created) AS program, max(created) AS since
+    FROM promotions
+    WHERE target = $target::VARCHAR AND device = $device::VARCHAR
+    GROUP BY workload
+)
+SELECT s.workload, s.program, any_value(p.sketch) AS sketch, any_value(p.choices) AS choices, s.since
+FROM stands s
+JOIN programs p ON p.workload = s.workload AND p.key = s.program
+GROUP BY s.workload, s.program, s.since
+ORDER BY s.workload;

@@ -16,6 +16,7 @@ CREATE OR REPLACE VIEW checks        AS FROM read_parquet(getvariable('checks_pa
 CREATE OR REPLACE VIEW shifts        AS FROM read_parquet(getvariable('shifts_parts'),        union_by_name = true, hive_partitioning = false);
 CREATE OR REPLACE VIEW promotions    AS FROM read_parquet(getvariable('promotions_parts'),    union_by_name = true, hive_partitioning = false);
 CREATE OR REPLACE VIEW nights        AS FROM read_parquet(getvariable('nights_parts'),        union_by_name = true, hive_partitioning = false);
+CREATE OR REPLACE VIEW imports       AS FROM read_parquet(getvariable('imports_parts'),       union_by_name = true, hive_partitioning = false);
 
 -- One row per key. Several runs record the same workload or sketch; a run adds a row when it starts and when it ends.
 CREATE OR REPLACE VIEW unique_workloads     AS SELECT DISTINCT ON (key) * FROM workloads         ORDER BY key, created DESC;
@@ -64,8 +65,9 @@ FROM judged
 GROUP BY workload, target, device, program;
 
 -- The results that may be the best of their place, by confirmed time or by score; what `results` says of them, and in a
--- fraction of the time. Of a place: every program that was confirmed, and every one whose lowest score is not above what
--- the program with the lowest of all scored at worst. (A median lies between, so no other can have a lower one.)
+-- fraction of the time. Of a place: every program that was confirmed or that a night decided for, and every one whose
+-- lowest score is not above what the program with the lowest of all scored at worst. (A median lies between, so no other
+-- can have a lower one.)
 CREATE OR REPLACE VIEW lowest AS
 SELECT workload, target, device, arg_min(program, coalesce(score, best_seconds)) AS program
 FROM judged WHERE trusted GROUP BY workload, target, device;
@@ -76,9 +78,11 @@ FROM checked JOIN lowest USING (workload, target, device, program)
 WHERE good GROUP BY workload, target, device;
 
 CREATE OR REPLACE VIEW contenders AS
-SELECT DISTINCT workload, target, device, program
+SELECT workload, target, device, program
 FROM checked JOIN bounds USING (workload, target, device)
-WHERE good AND (confirmed OR coalesce(score, best_seconds) <= bound);
+WHERE good AND (confirmed OR coalesce(score, best_seconds) <= bound)
+UNION
+SELECT workload, target, device, program FROM promotions;
 
 CREATE OR REPLACE VIEW leaders AS
 SELECT workload, target, device, program,

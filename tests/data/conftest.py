@@ -77,6 +77,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "started": NOON, "finished": NOON + timedelta(minutes=10), "trials": 64, "watched": 2, "slower": 0, "faster": 0,
         "promoted": 0, "latency_seconds": 2e-3, "model_seconds": None, "library": None, "library_seconds": None,
     },
+    "imports": {
+        "key": "k", "tool": "ansor", "version": "v0.6", "file": "x.log", "line": 3, "task": "t", "arguments": "[1]",
+        "target": "llvm", "configuration": "{}", "seconds": [2e-3, 1e-3], "best_seconds": 1e-3, "error_kind": None,
+        "recorded": None, "workload": None, "flops": None, "unmapped": "no definition of t",
+    },
 }  # fmt: skip
 
 Rows = Callable[..., dict[str, Any]]

@@ -53,10 +53,10 @@ def ms(value: float) -> Any:
 
 def test_there_is_a_question_for_every_need():
     assert names() == (
-        "best_program", "calibration", "changes", "checked", "device", "errors", "find", "history", "incumbent", "lineage",
-        "measured_keys", "model_quality", "model_workloads", "models", "places", "progress", "registered", "regressions",
-        "roofline", "rules_that_pay", "run_summary", "sketch_texts", "standing", "timed", "told", "top_k", "training_set",
-        "tuning_cost", "weighed",
+        "best_program", "calibration", "changes", "checked", "device", "errors", "find", "history", "imported_keys",
+        "incumbent", "lineage", "measured_keys", "model_quality", "model_workloads", "models", "others", "places",
+        "progress", "registered", "regressions", "roofline", "rules_that_pay", "run_summary", "samples",
+        "sketch_texts", "standing", "timed", "told", "top_k", "training_set", "tuning_cost", "weighed",
     )  # fmt: skip
 
 

@@ -417,7 +417,7 @@ def test_double_precision_decides_where_anyone_differs(crew: Crew, monkeypatch: 
     assert source == REFERENCE and found is right
     monkeypatch.setattr("tilewright.peers.turns.missing", lambda who: None if who in HOUSE else "it is not here")
     source, found = agreed(crew, case, {"a": wrong}, 1e-4)
-    assert source == DEFINED and deviation(found, right) == 0
+    assert source == DEFINED and deviation(found, right) < 1e-5, "sums in another order, for it has threads of its own"
 
 
 def test_inputs_are_seeded_and_in_bounds() -> None:
