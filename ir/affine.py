@@ -208,15 +208,18 @@ def place(e: Expr, where: Mapping[Axis, Affine], forms: Forms) -> Expr:
         known = forms[id(e)] = e, affine(e) if _is_integer(e) else None
     form = known[1]
     if form is not None:
+        if not any(a in where for a, _ in form.terms):
+            return e
         moved: Affine | None = Affine((), form.constant)
         for a, c in form.terms:
             moved = plus(moved, scale(where.get(a) or Affine(((a, 1),), 0), c))
         assert moved is not None
         return expression(moved)
     kids = children(e)
-    if not kids:
+    placed = tuple(place(k, where, forms) for k in kids)
+    if all(new is old for new, old in zip(placed, kids, strict=True)):
         return e
-    e = rebuild(e, tuple(place(k, where, forms) for k in kids))
+    e = rebuild(e, placed)
     return simplify_node(e) if isinstance(e, Op) else e
 
 

@@ -117,7 +117,8 @@ class Dag:
 
     @cached_property
     def _consumers(self) -> dict[str, tuple[Compute, ...]]:
-        return {n: tuple(c for c in self.computes if any(r.tensor == n for r in reads(c.body))) for n in self.tensors}
+        read = [(c, {r.tensor for r in reads(c.body)}) for c in self.computes]
+        return {n: tuple(c for c, tensors in read if n in tensors) for n in self.tensors}
 
     def consumers(self, name: str) -> tuple[Compute, ...]:
         return self._consumers[name]

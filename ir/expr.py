@@ -290,10 +290,12 @@ def substitute(e: Expr, new: Mapping[Expr, Expr]) -> Expr:
 
 
 def walk(e: Expr) -> Iterator[Expr]:
-    """Every node, parents first."""
-    yield e
-    for k in children(e):
-        yield from walk(k)
+    """Every node, parents first. A stack: generators inside generators cost a step for every level."""
+    waiting = [e]
+    while waiting:
+        e = waiting.pop()
+        yield e
+        waiting += reversed(children(e))
 
 
 def reads(e: Expr) -> list[Read]:

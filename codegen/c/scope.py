@@ -127,6 +127,10 @@ class Scope:
     accesses: dict[tuple[int, int, Axis | None], Access] = field(default_factory=dict)
     kept: list[Buffer] = field(default_factory=list)  # so that no identity is used twice
     known_axes: dict[int, frozenset[Axis]] = field(default_factory=dict)
+    known_reads: dict[int, frozenset[str]] = field(default_factory=dict)
+    entries: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
+    margins: dict[int, Affine | None] = field(default_factory=dict)  # of comparisons: what must not be negative
+    passing: list[Expr] = field(default_factory=list)  # trees that are not the nest's, kept alive for the same reason
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -264,6 +268,42 @@ class Scope:
             own: frozenset[Axis] = frozenset((e,)) if isinstance(e, Axis) else NONE
             found = self.known_axes[id(e)] = own.union(*map(self.axes_of, children(e)))
         return found
+
+    def reads_of(self, e: Expr) -> frozenset[str]:
+        """Names of the tensors."""
+        found = self.known_reads.get(id(e))
+        if found is None:
+            own: frozenset[str] = frozenset((e.tensor,)) if isinstance(e, Read) else frozenset()
+            found = self.known_reads[id(e)] = own.union(*map(self.reads_of, children(e)))
+        return found
+
+    def here(self, *trees: Expr) -> tuple[int, ...]:
+        """Where the unrolled loops that some trees depend on stand."""
+        return tuple(self.constants[a] for e in trees for a in self.axes_of(e) if a in self.constants)
+
+    def is_settled(self, e: Expr) -> bool:
+        """A number, by unrolled loops alone: such as an entry of a table."""
+        return not self.reads_of(e) and self.axes_of(e) <= self.constants.keys()
+
+    def settle(self, e: Expr) -> str:
+        """The text of what is settled: a table of thirty entries is one long choice, and is asked for each of them."""
+        key = id(e), self.here(e)
+        if key not in self.entries:
+            entry = e
+            while isinstance(entry, Op) and entry.name == "select":
+                entry = entry.args[1 if self.holds(entry.args[0]) else 2]
+            self.entries[key] = self.scalar(entry)
+        return self.entries[key]
+
+    def holds(self, c: Expr) -> bool:
+        """A settled condition."""
+        match c:
+            case Op("eq", (Axis() as a, Const(n, _))):
+                return self.constants[a] == n
+            case Op("and", (a, b)):
+                return self.holds(a) and self.holds(b)
+            case _:
+                return self.scalar(c) != "0"
 
     def scalar(self, e: Expr) -> str:
         match e:

@@ -72,8 +72,8 @@ class Vectors(Scope):
             return Value(self.scalar(e))
         if dtype_of(e) != "float32":
             return Value(self.scalar(e))
-        text = self.scalar(e)
-        if any(isinstance(n, Read) and n.tensor in self.stored for n in walk(e)):
+        text = self.settle(e) if self.is_settled(e) else self.scalar(e)
+        if self.reads_of(e) & self.stored:
             return Value(text)
         if text not in self.loads:
             name = self.fresh("t")
@@ -137,6 +137,25 @@ class Vectors(Scope):
         return moving == [v.axis] and at + v.lanes <= b.shape[-1]
 
     def selection(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
+        """Once for all users in straight code, as loads are: a guarded element serves every row of a transform."""
+        sides = (c, then, otherwise)
+        read = frozenset[str]().union(*map(self.reads_of, sides))
+        if read & self.stored or any(self.buffers[t].scope == "register" for t in read):
+            return self.selected(*sides, v)
+        key = f"select {v.active} {[id(e) for e in sides]} {self.here(*sides)}"
+        if key not in self.loads:
+            self.passing += sides
+            value = self.selected(*sides, v)
+            if value.kind != "v":
+                return value
+            if not value.text.isidentifier():
+                name = self.fresh("t")
+                self.line(f"v{v.lanes}f {name} = {value.text};")
+                value = Value(name, "v")
+            self.loads[key] = value
+        return self.loads[key]
+
+    def selected(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
         match c:
             case Op("lt", (Axis() as lane, Const(n, _))) if lane == v.axis:
                 return self.first_lanes(int(n), then, otherwise, v)
@@ -145,7 +164,7 @@ class Vectors(Scope):
         if self.is_window(then, otherwise, v):
             return self.window(c, then, otherwise, v)
         if any(isinstance(n, Read) and self.buffers[n.tensor].scope != "register" and self.mentions(n, v.axis)
-               for side in (then, otherwise) for n in walk(side)):  # fmt: skip
+               for side in (then, otherwise) if self.reads_of(side) for n in walk(side)):  # fmt: skip
             raise NoVector  # a guarded load must not touch what its guard rules out
         mask = self.value(c)
         if mask.kind != "m":
@@ -168,7 +187,9 @@ class Vectors(Scope):
         shared = [k for k in conjuncts(c) if not self.mentions(k, v.axis)]
         lanes = [k for k in conjuncts(c) if self.mentions(k, v.axis)]
         if shared:
-            return self.branch(all_of(*shared), Op("select", (all_of(*lanes), then, otherwise)), otherwise, v)
+            guard, row = all_of(*shared), Op("select", (all_of(*lanes), then, otherwise))
+            self.passing += (guard, row)  # known by identity from now on
+            return self.branch(guard, row, otherwise, v)
         assert isinstance(then, Read)
         low, high = ["0"], [str(v.active)]
         for k in lanes:
@@ -188,7 +209,15 @@ class Vectors(Scope):
         text = f"tw_window{v.lanes}({at}, {nested('tw_larger', low)}, {nested('tw_smaller', high)})"
         return self.remember(then.tensor, text, f"v{v.lanes}f {{}} = {text};", "v")
 
-    def settled(self, form: Affine, without: Axis) -> Affine:
+    def always(self, k: Expr) -> bool:
+        """A comparison that holds wherever its loops are, those that are unrolled where they stand."""
+        if id(k) not in self.margins:
+            self.passing.append(k)
+            self.margins[id(k)] = at_least_zero(k)
+        form = self.margins[id(k)]
+        return form is not None and bounds(self.settled(form))[0] >= 0
+
+    def settled(self, form: Affine, without: Axis | None = None) -> Affine:
         """The form without an axis, unrolled loops where they stand."""
         kept = tuple((a, n) for a, n in form.terms if a != without and a not in self.constants)
         return Affine(kept, form.constant + sum(n * self.constants.get(a, 0) for a, n in form.terms if a != without))
@@ -201,7 +230,8 @@ class Vectors(Scope):
 
     def branch(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
         """A condition that all lanes share: loads happen only on the side that is taken."""
-        test = self.scalar(c)
+        open_ = [k for k in conjuncts(c) if not self.always(k)]
+        test = self.scalar(all_of(*open_)) if open_ else "1"
         if test in ("1", "0"):
             return self.value(then if test == "1" else otherwise)
         name = self.fresh("t")
