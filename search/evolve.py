@@ -318,7 +318,7 @@ class Evolution:
 
     generations, size, mutation, elite: Ansor's defaults (4, 2048, 0.85, 128; TVM v0.16 sketch policy).
     crossover: share of children with two parents; ours, the paper gives none and the shipped code has no crossover.
-    floor:     share of the children dealt evenly to the sketches whatever their scores; ours.
+    floor:     share of the children dealt to the sketches in turn whatever their scores; ours.
     """
 
     generations: int = 4
@@ -404,10 +404,12 @@ def evolve(
     """
     banned = [space.prints(p) for p in measured] or [np.empty(0, dtype=np.uint64)] * len(space.sketches)
     start = [_found(space, p, score, evolution.generations) for p in founders]
+    turns = int(rng.integers(len(space.sketches)))  # whose turn it is first
     living, elite = start, [_elite(c, None, b, evolution) for c, b in zip(start, banned, strict=True)]
     for generation in range(evolution.generations):
         parents = [c.join(e) for c, e in zip(living, elite, strict=True)]
-        sizes = shares([p.score for p in parents], evolution.size, evolution.floor)
+        turn = turns + generation
+        sizes = shares([p.score for p in parents], evolution.size, evolution.floor, evolution.elite, turn)
         living = [
             _breed(space, p, score, size, generation, rng, evolution) for p, size in zip(parents, sizes, strict=True)
         ]
@@ -415,14 +417,20 @@ def evolve(
     return _chosen(space, start, elite, n, evolution)
 
 
-def shares(scores: Sequence[np.ndarray], size: int, floor: float) -> list[int]:
-    """Children a sketch: in proportion to the sum of its programs' fitness, `floor` of them dealt evenly."""
-    alive = np.array([len(s) > 0 for s in scores], dtype=float)
-    if not alive.any():
+def shares(scores: Sequence[np.ndarray], size: int, floor: float, among: int, turn: int) -> list[int]:
+    """Children a sketch: in proportion to the fitness of its programs among the best of all, and `floor` of them to one
+    sketch in turn. A sketch without any costs nothing: what a few columns cost is mostly the number of the operations."""
+    alive = [i for i, s in enumerate(scores) if len(s)]
+    if not alive:
         return [0] * len(scores)
-    sums = np.array([fitness(s).sum() for s in scores]) * alive
-    earned = sums / sums.sum() if sums.sum() > 0 else alive / alive.sum()
-    return [int(x) for x in np.ceil(size * (floor * alive / alive.sum() + (1 - floor) * earned))]
+    fit = [fitness(s) for s in scores]
+    every = np.concatenate([fit[i] for i in alive])
+    least = np.partition(every, -among)[-among] if len(every) > among else 0.0
+    sums = np.array([f[f >= least].sum() for f in fit])
+    earned = sums / sums.sum() if sums.sum() > 0 else np.array([len(s) > 0 for s in scores]) / len(alive)
+    given = np.zeros(len(scores))
+    given[alive[turn % len(alive)]] = floor
+    return [int(x) for x in np.ceil(size * (given + (1 - floor) * earned))]
 
 
 def fitness(score: np.ndarray) -> np.ndarray:

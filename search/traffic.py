@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -34,6 +34,7 @@ class View:
     loads: Mapping[str, Column]  # "adjacent", "same", "strided" -> instructions a flop
     boxes: tuple[np.ndarray, ...]  # bytes (L + 1, n or 1) of every access, the output last
     parts: Mapping[str, np.ndarray]  # "along", "other", "out", "all" -> bytes (L + 1, n)
+    entered: dict[int, list[tuple[Access, Column]]] = field(default_factory=dict)  # what `entering` found, by cache
 
     @property
     def stage(self) -> Compute:
@@ -79,12 +80,18 @@ def lane_waste(t: Tiling) -> Column:
     return -(-t.vector.extent // t.lanes) * t.lanes / t.vector.extent
 
 
-def entering(v: View, cache: int) -> Iterator[tuple[Access, Column]]:
+def entering(v: View, cache: int) -> list[tuple[Access, Column]]:
     """Bytes of each access that enter a cache over the whole run, the output last.
 
     The outermost box that fits is loaded once per pass of the loops around it; an operand that the loops directly
     around do not index stays where it is.
     """
+    if cache not in v.entered:
+        v.entered[cache] = list(_entering(v, cache))
+    return v.entered[cache]
+
+
+def _entering(v: View, cache: int) -> Iterator[tuple[Access, Column]]:
     large = v.parts["all"][:-1] > cache
     at = large.sum(axis=0)  # number of loops outside the box that fits: inner boxes are never larger
     outside = np.where(large, v.loops.trips, np.float32(1))

@@ -6,7 +6,7 @@ All columns at once: no program object is made. The predicates are those that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -232,7 +232,7 @@ def attached_region(
     fused = next((s.consumer for s in steps if isinstance(s, Fuse) and s.stage == host.stage.name), "")
     inside = frozenset(s.stage for s in steps if isinstance(s, ComputeAt) and s.consumer == step.consumer)
     size = np.ones(len(population))
-    for extent in _extents(dag, step.stage, _Nest(host.stage, fused, inside, span)):
+    for extent in _extents(dag, step.stage, _Nest(host.stage, fused, inside, span, reads_in(population.sketch))):
         size *= extent
     return size, runs
 
@@ -250,12 +250,16 @@ Forms = tuple[Index, ...]  # of a read's indices
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """Who runs in a host's nest, and the extents of the host's tile at the place in question."""
+    """Who runs in a host's nest, and the extents of the host's tile at the place in question.
+
+    reads: (producer, user) -> indices of each read.
+    """
 
     host: Compute
     fused: str
     inside: frozenset[str]
     span: dict[Axis, Columns]
+    reads: Mapping[tuple[str, str], tuple[Forms, ...]]
 
 
 def _extents(dag: Dag, name: str, nest: _Nest) -> list[Columns]:
@@ -266,7 +270,7 @@ def _extents(dag: Dag, name: str, nest: _Nest) -> list[Columns]:
         span = _span_of(dag, user, nest)
         if span is None:
             return [np.float64(n) for n in stage.shape]
-        forms = _reads_of(name, user)
+        forms = nest.reads[name, user.name]
         out = [np.maximum(e, _dimension(forms, d, stage.shape[d], span)) for d, e in enumerate(out)]
     return out
 
@@ -281,8 +285,16 @@ def _span_of(dag: Dag, user: Compute, nest: _Nest) -> dict[Axis, Columns] | None
     return None
 
 
-def _reads_of(producer: str, user: Compute) -> list[Forms]:
-    return [tuple(map(_index, r.index)) for r in reads(user.body) if r.tensor == producer]
+@lru_cache(maxsize=256)
+def reads_in(sketch: Sketch) -> Mapping[tuple[str, str], tuple[Forms, ...]]:
+    """(producer, user) -> indices of each read; found once, for a table of numbers is a long expression."""
+    dag, _ = structure(sketch)
+    out: dict[tuple[str, str], tuple[Forms, ...]] = {}
+    for user in dag.computes:
+        for r in reads(user.body):
+            at = r.tensor, user.name
+            out[at] = (*out.get(at, ()), tuple(map(_index, r.index)))
+    return out
 
 
 def _index(e: Expr) -> Index:
@@ -293,7 +305,7 @@ def _index(e: Expr) -> Index:
             return Index(affine(e))
 
 
-def _dimension(forms: list[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
+def _dimension(forms: Sequence[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
     """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart. Of i / by,
     tiles are taken to begin at multiples."""
     found = [f[d] for f in forms]

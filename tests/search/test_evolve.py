@@ -206,11 +206,14 @@ def test_selection_follows_fitness() -> None:
     assert set(select(np.zeros(3), 100, np.random.default_rng(0))) == {0, 1, 2}
 
 
-def test_shares_follow_scores_above_a_floor() -> None:
-    good, bad, none = np.full(100, 0.9), np.full(100, 0.1), np.empty(0)
-    assert shares([good, bad, none], 1000, 0.1) == pytest.approx([860, 140, 0], abs=1)
-    assert shares([np.zeros(3), np.zeros(3)], 10, 0.1) == [5, 5]
-    assert shares([none, none], 10, 0.1) == [0, 0]
+def test_shares_follow_the_best_and_everyone_has_a_turn() -> None:
+    good, fair, bad, none = np.full(100, 0.9), np.full(100, 0.3), np.full(100, 0.1), np.empty(0)
+    assert shares([good, bad, none], 1000, 0.1, 1000, turn=0) == pytest.approx([910, 90, 0], abs=1), "all count"
+    assert shares([good, fair, bad, none], 1000, 0.1, 200, turn=0) == pytest.approx([775, 225, 0, 0], abs=1)
+    turns = [shares([good, fair, bad, none], 1000, 0.1, 100, turn=t) for t in range(4)]
+    assert turns == [[1000, 0, 0, 0], [900, 100, 0, 0], [900, 0, 100, 0], [1000, 0, 0, 0]], "of those who live"
+    assert shares([np.zeros(3), np.zeros(3)], 10, 0.0, 2, turn=0) == [5, 5]
+    assert shares([none, none], 10, 0.1, 5, turn=0) == [0, 0]
 
 
 # -- evolution ----------------------------------------------------------------------------------------------------
