@@ -2,17 +2,36 @@
 --   $workload VARCHAR  workloads.key; NULL: every workload, a row each
 --   $target   VARCHAR
 --   $device   VARCHAR  devices.key; NULL: any machine
-WITH best AS MATERIALIZED (
-    SELECT * FROM leaders
-    WHERE target = $target::VARCHAR
+WITH found AS (FROM good_rows($target::VARCHAR, $device::VARCHAR, $workload::VARCHAR)),
+wrong AS MATERIALIZED (
+    SELECT program FROM measurements WHERE error_kind = 'wrong' AND target = $target::VARCHAR
       AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
       AND ($device::VARCHAR IS NULL OR device = $device::VARCHAR)
-    QUALIFY row_number() OVER (PARTITION BY workload ORDER BY score, program, device) = 1
+),
+lowest AS MATERIALIZED (
+    SELECT workload, device, arg_min(program, score) AS program FROM found
+    WHERE program NOT IN (FROM wrong) GROUP BY workload, device
+),
+bounded AS MATERIALIZED (
+    SELECT workload, device, max(score) AS bound FROM found JOIN lowest USING (workload, device, program)
+    GROUP BY workload, device
+),
+near AS MATERIALIZED (
+    SELECT DISTINCT f.workload, f.device, f.program FROM found f JOIN bounded b USING (workload, device)
+    WHERE f.score <= b.bound AND f.program NOT IN (FROM wrong)
+),
+best AS MATERIALIZED (
+    SELECT workload, device, program, median(score) AS score, min(best_seconds) AS fastest_seconds,
+           bool_or(confirmed) AS confirmed, arg_max(run, created) AS run, arg_max(round, created) AS round
+    FROM found SEMI JOIN near USING (workload, device, program)
+    GROUP BY workload, device, program
+    QUALIFY row_number() OVER (PARTITION BY workload ORDER BY median(score), program, device) = 1
 ),
 proposed AS (
     SELECT p.workload, p.key, any_value(p.sketch) AS sketch, any_value(p.choices) AS choices
-    FROM programs p SEMI JOIN best b ON b.workload = p.workload AND b.program = p.key
-    WHERE $workload::VARCHAR IS NULL OR p.workload = $workload::VARCHAR
+    FROM programs p SEMI JOIN best b ON b.program = p.key
+    WHERE p.target = $target::VARCHAR
+      AND ($workload::VARCHAR IS NULL OR p.workload = $workload::VARCHAR)
     GROUP BY p.workload, p.key
 )
 SELECT r.workload, r.program, p.sketch, p.choices, r.score, r.fastest_seconds, r.confirmed, r.device, r.run, r.round

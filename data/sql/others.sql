@@ -7,11 +7,11 @@ WITH theirs AS (
     FROM (SELECT DISTINCT ON (key) * FROM imports ORDER BY key, created)
     GROUP BY workload, tool, target, task, arguments
 ),
+mapped AS MATERIALIZED (SELECT DISTINCT workload FROM imports WHERE workload IS NOT NULL),
 ours AS (
-    SELECT workload, arg_min(target, seconds) AS target, min(seconds) AS seconds
-    FROM leaders
-    WHERE ($target::VARCHAR IS NULL OR target = $target::VARCHAR)
-      AND workload IN (SELECT workload FROM imports WHERE workload IS NOT NULL)
+    SELECT workload, arg_min(target, best_seconds) AS target, min(best_seconds) AS seconds
+    FROM checked SEMI JOIN mapped USING (workload) ANTI JOIN wrong_programs USING (workload, target, device, program)
+    WHERE good AND ($target::VARCHAR IS NULL OR target = $target::VARCHAR)
     GROUP BY workload
 )
 SELECT t.workload, w.name, t.tool, t.task, t.arguments, t.target AS their_target, t.records, t.failed,

@@ -5,24 +5,36 @@
 --   $target   VARCHAR
 --   $workload VARCHAR  workloads.key; NULL: every workload
 --   $ratio    DOUBLE   shown from this ratio on, either way; NULL: 1.05
-WITH single AS (
-    SELECT m.workload, m.program, m.run, m.device, r.environment, m.compiler, m.flags, m.best_seconds AS seconds, m.created
-    FROM judged m LEFT JOIN unique_runs r ON r.key = m.run
-    WHERE m.confirmed AND m.trusted
-      AND m.target = $target::VARCHAR
-      AND ($workload::VARCHAR IS NULL OR m.workload = $workload::VARCHAR)
+WITH wrong AS MATERIALIZED (
+    SELECT DISTINCT device, program FROM measurements
+    WHERE error_kind = 'wrong' AND target = $target::VARCHAR AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
+),
+single AS MATERIALIZED (
+    SELECT workload, program, run, device, NULL AS environment, compiler, flags, best_seconds AS seconds, created
+    FROM checked ANTI JOIN wrong USING (device, program)
+    WHERE confirmed AND good
+      AND target = $target::VARCHAR
+      AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
     UNION ALL
     SELECT workload, program, night, device, environment, NULL, NULL, seconds, created
     FROM checks
     WHERE target = $target::VARCHAR
       AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
 ),
+more AS (  -- most programs were confirmed once
+    SELECT workload, program FROM single GROUP BY workload, program
+    HAVING min(run) <> max(run) OR min(device) <> max(device)
+),
+known AS (
+    SELECT s.* REPLACE (coalesce(s.environment, r.environment) AS environment)
+    FROM single s SEMI JOIN more USING (workload, program) LEFT JOIN unique_runs r ON r.key = s.run
+),
 repeated AS (
     SELECT s.workload, s.program, s.run, s.device, s.environment, any_value(coalesce(s.compiler, e.compiler)) AS compiler,
            any_value(coalesce(s.flags, e.flags)) AS flags, any_value(e.code) AS code, any_value(e.kernel) AS kernel,
            any_value(e.microcode) AS microcode, any_value(e.libraries) AS libraries,
            median(s.seconds) AS seconds, count(*) AS samples, min(s.created) AS created
-    FROM single s LEFT JOIN unique_environments e ON e.key = s.environment
+    FROM known s LEFT JOIN unique_environments e ON e.key = s.environment
     GROUP BY s.workload, s.program, s.run, s.device, s.environment
 ),
 compared AS (

@@ -5,18 +5,12 @@
 --   $workload VARCHAR  workloads.key; NULL: every workload
 --   $device   VARCHAR  devices.key; NULL: any machine
 WITH best AS (
-    SELECT workload, device, arg_min(program, (NOT confirmed, seconds, program)) AS program,
-           arg_min(seconds, (NOT confirmed, seconds, program)) AS seconds,
-           arg_min(peak_gflops, (NOT confirmed, seconds, program)) AS peak_gflops
-    FROM leaders
-    WHERE target = $target::VARCHAR
-      AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
-      AND ($device::VARCHAR IS NULL OR device = $device::VARCHAR)
-    GROUP BY workload, device
+    SELECT *, coalesce(final_seconds, seconds) AS best_seconds
+    FROM winners($target::VARCHAR, $device::VARCHAR, $workload::VARCHAR)
 ),
 placed AS (
-    SELECT b.workload, w.name, b.device, b.program, b.seconds, w.flops, w.bytes, w.flops / w.bytes AS flops_per_byte,
-           w.flops / b.seconds / 1e9 AS gflops, coalesce(b.peak_gflops, d.peak_gflops) AS peak_gflops,
+    SELECT b.workload, w.name, b.device, b.program, b.best_seconds AS seconds, w.flops, w.bytes, w.flops / w.bytes AS flops_per_byte,
+           w.flops / b.best_seconds / 1e9 AS gflops, coalesce(b.peak_gflops, d.peak_gflops) AS peak_gflops,
            list_filter(d.memory, lambda level: lower(level.level) IN ('dram', 'memory'))[1].gb_per_second AS gb_per_second
     FROM best b
     JOIN unique_workloads w ON w.key = b.workload

@@ -10,5 +10,6 @@ WITH stands AS MATERIALIZED (
 SELECT s.workload, s.program, any_value(p.sketch) AS sketch, any_value(p.choices) AS choices, s.since
 FROM stands s
 JOIN programs p ON p.workload = s.workload AND p.key = s.program
+WHERE p.target = $target::VARCHAR
 GROUP BY s.workload, s.program, s.since
 ORDER BY s.workload;

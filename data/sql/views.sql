@@ -109,3 +109,76 @@ SELECT *,
        CASE WHEN trusted THEN coalesce(score, best_seconds) END                        AS seconds
 FROM judged
 WHERE NOT confirmed;
+
+-- What follows are questions that several files ask, as table macros: t, d and w are a target, a device and a workload, NULL
+-- where all are meant. A view would judge every row of the store before a filter could say which ones are wanted.
+
+CREATE OR REPLACE MACRO good_rows(t, d, w) AS TABLE
+SELECT workload, target, device, program, run, round, best_seconds, coalesce(score, best_seconds) AS score, confirmed, created
+FROM checked
+WHERE good AND (t IS NULL OR target = t) AND (d IS NULL OR device = d) AND (w IS NULL OR workload = w);
+
+-- Which program stands, at each place? What was decided last: the winner of the last finals, or what a night has promoted or
+-- kept since; without either the one with the lowest score. `final_seconds`: of the last finals; the rest as in `results`.
+CREATE OR REPLACE MACRO winners(t, d, w) AS TABLE
+WITH wrong AS MATERIALIZED (
+    SELECT DISTINCT target, device, program FROM measurements
+    WHERE error_kind = 'wrong' AND (t IS NULL OR target = t) AND (d IS NULL OR device = d) AND (w IS NULL OR workload = w)
+),
+finals AS MATERIALIZED (
+    SELECT g.* FROM good_rows(t, d, w) g ANTI JOIN wrong x USING (target, device, program) WHERE confirmed
+),
+last AS MATERIALIZED (
+    SELECT workload, target, device, arg_max(run, created) AS run, max(created) AS created
+    FROM finals GROUP BY workload, target, device
+),
+final AS MATERIALIZED (
+    SELECT f.workload, f.target, f.device, f.program, median(f.best_seconds) AS final_seconds
+    FROM finals f JOIN last l USING (workload, target, device, run)
+    GROUP BY f.workload, f.target, f.device, f.program
+),
+decided AS (
+    SELECT p.workload, p.target, p.device, arg_max(p.program, p.created) AS program
+    FROM promotions p LEFT JOIN last l USING (workload, target, device)
+    WHERE (t IS NULL OR target = t) AND (d IS NULL OR device = d) AND (w IS NULL OR workload = w)
+      AND (l.created IS NULL OR l.created <= p.created)
+    GROUP BY p.workload, p.target, p.device
+),
+unfinished AS MATERIALIZED (
+    SELECT DISTINCT workload, target, device FROM good_rows(t, d, w) ANTI JOIN last USING (workload, target, device)
+),
+scored AS (
+    SELECT g.workload, g.target, g.device, g.program, median(g.score) AS score
+    FROM good_rows(t, d, w) g SEMI JOIN unfinished USING (workload, target, device)
+    ANTI JOIN wrong USING (target, device, program)
+    GROUP BY g.workload, g.target, g.device, g.program
+),
+candidates AS MATERIALIZED (
+    SELECT workload, target, device, program, true AS decided FROM decided ANTI JOIN wrong USING (target, device, program)
+    UNION ALL
+    (SELECT DISTINCT ON (workload, target, device) workload, target, device, program, false FROM final
+     ORDER BY workload, target, device, final_seconds, program)
+    UNION ALL
+    SELECT workload, target, device, arg_min(program, (score, program)), false FROM scored GROUP BY workload, target, device
+),
+looked_at AS (
+    SELECT workload, target, device, program,
+           count(*)                                                                  AS measured,
+           bool_or(good AND confirmed)                                               AS confirmed,
+           coalesce(median(best_seconds) FILTER (good AND confirmed),
+                    median(coalesce(score, best_seconds)) FILTER (good))             AS seconds,
+           min(best_seconds) FILTER (good)                                           AS fastest_seconds,
+           median(peak_gflops)                                                       AS peak_gflops,
+           arg_max(run, created)                                                     AS run,
+           arg_max(round, created)                                                   AS round
+    FROM checked SEMI JOIN candidates USING (program)  -- of one workload; its other places go in the join below
+    WHERE (t IS NULL OR target = t) AND (d IS NULL OR device = d) AND (w IS NULL OR workload = w)
+    GROUP BY workload, target, device, program
+    HAVING bool_or(good)
+)
+SELECT c.workload, c.target, c.device, c.program, c.decided, f.final_seconds, a.* EXCLUDE (workload, target, device, program)
+FROM candidates c
+JOIN looked_at a USING (workload, target, device, program)
+LEFT JOIN final f USING (workload, target, device, program)
+QUALIFY row_number() OVER (PARTITION BY c.workload, c.target, c.device
+                           ORDER BY NOT c.decided, f.final_seconds NULLS LAST, a.confirmed DESC, a.seconds, c.program) = 1;

@@ -168,6 +168,7 @@ def fill(store: Store) -> None:
         row("programs", key="unverified", sketch="s2", choices=[7], round=1),
         row("programs", key="racy", sketch="s2", choices=[8], round=1),
         row("programs", key="relu", workload="v", sketch="s3", choices=[0]),
+        row("programs", 31, key="slow", sketch="s1", choices=[0, 0], run="r2", target="cpu-x86_64-v64-t2"),
     ])  # fmt: skip
     failed = {"best_seconds": None, "verified": False, "seconds_warm": [], "seconds_cold": []}
     crash = {**failed, "error_kind": "crash", "error_message": "signal 11"}

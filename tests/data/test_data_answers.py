@@ -388,7 +388,8 @@ drawn = count()
 def test_the_best_program_is_verified_confirmed_first_and_of_its_target_alone(empty, make_row, rows):
     workload = f"drawn {next(drawn)}"
     store = empty.store
-    store.append("programs", [make_row("programs", key=name, workload=workload) for name in "abc"])
+    proposed = sorted({(row["program"], row["target"]) for row in rows})
+    store.append("programs", [make_row("programs", key=p, target=t, workload=workload) for p, t in proposed])
     store.append("measurements", [make_row("measurements", i, workload=workload, **row) for i, row in enumerate(rows)])
     best = empty.run("best_program", workload=workload, target="t1", device="d").to_pylist()
     expected = expected_best(rows)

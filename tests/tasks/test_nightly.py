@@ -156,7 +156,8 @@ def nights(tmp_path: Path, model: Model, bench: Workbench) -> Nights:
             for key, s in zip(space.keys, space.sketches, strict=True)
         ])  # fmt: skip
         store.append("programs", [
-            row("programs", key=p.key, workload=w.key, sketch=p.sketch_key, choices=list(p.choices)) for p in programs[w.key]
+            row("programs", key=p.key, workload=w.key, sketch=p.sketch_key, choices=list(p.choices), target=bench.target.key)
+            for p in programs[w.key]
         ])  # fmt: skip
     made = Nights(store, model, bench, programs)
     for n in range(len(model.workloads)):

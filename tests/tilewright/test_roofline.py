@@ -87,7 +87,7 @@ def test_an_explanation_for_people(store: Path) -> None:
     assert lines[3].startswith("bound by ") and lines[3].endswith("(estimates)")
     for title in ("steps, and the rule that made each", "what the steps gave", "what the choices gave", "bred from"):
         assert title in lines
-    assert any(line.startswith("  Tile matmul, structure") for line in lines)
+    assert any(line.startswith("  Tile matmul") and ", structure S" in line for line in lines)
     assert any(f"of run {run}" in lines[-1] for run in RUNS)
 
 
