@@ -4,21 +4,22 @@
 --   $device   VARCHAR  devices.key; NULL: any machine
 WITH found AS (FROM good_rows($target::VARCHAR, $device::VARCHAR, $workload::VARCHAR)),
 wrong AS MATERIALIZED (
-    SELECT program FROM measurements WHERE error_kind = 'wrong' AND target = $target::VARCHAR
+    SELECT DISTINCT device, program FROM measurements WHERE error_kind = 'wrong' AND target = $target::VARCHAR
       AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
       AND ($device::VARCHAR IS NULL OR device = $device::VARCHAR)
 ),
 lowest AS MATERIALIZED (
-    SELECT workload, device, arg_min(program, score) AS program FROM found
-    WHERE program NOT IN (FROM wrong) GROUP BY workload, device
+    SELECT workload, device, arg_min(program, score) AS program FROM found ANTI JOIN wrong USING (device, program)
+    GROUP BY workload, device
 ),
 bounded AS MATERIALIZED (
     SELECT workload, device, max(score) AS bound FROM found JOIN lowest USING (workload, device, program)
     GROUP BY workload, device
 ),
-near AS MATERIALIZED (
-    SELECT DISTINCT f.workload, f.device, f.program FROM found f JOIN bounded b USING (workload, device)
-    WHERE f.score <= b.bound AND f.program NOT IN (FROM wrong)
+near AS MATERIALIZED (  -- a median lies between the least and the greatest score: nothing else can have a lower one
+    SELECT DISTINCT f.workload, f.device, f.program
+    FROM found f JOIN bounded b USING (workload, device) ANTI JOIN wrong USING (device, program)
+    WHERE f.score <= b.bound
 ),
 best AS MATERIALIZED (
     SELECT workload, device, program, median(score) AS score, min(best_seconds) AS fastest_seconds,

@@ -64,43 +64,6 @@ SELECT workload, target, device, program,
 FROM judged
 GROUP BY workload, target, device, program;
 
--- The results that may be the best of their place, by confirmed time or by score; what `results` says of them, and in a
--- fraction of the time. Of a place: every program that was confirmed or that a night decided for, and every one whose
--- lowest score is not above what the program with the lowest of all scored at worst. (A median lies between, so no other
--- can have a lower one.)
-CREATE OR REPLACE VIEW lowest AS
-SELECT workload, target, device, arg_min(program, coalesce(score, best_seconds)) AS program
-FROM judged WHERE trusted GROUP BY workload, target, device;
-
-CREATE OR REPLACE VIEW bounds AS
-SELECT workload, target, device, max(coalesce(score, best_seconds)) AS bound
-FROM checked JOIN lowest USING (workload, target, device, program)
-WHERE good GROUP BY workload, target, device;
-
-CREATE OR REPLACE VIEW contenders AS
-SELECT workload, target, device, program
-FROM checked JOIN bounds USING (workload, target, device)
-WHERE good AND (confirmed OR coalesce(score, best_seconds) <= bound)
-UNION
-SELECT workload, target, device, program FROM promotions;
-
-CREATE OR REPLACE VIEW leaders AS
-SELECT workload, target, device, program,
-       count(*)                                                         AS measured,
-       bool_or(trusted)                                                 AS trusted,
-       bool_or(trusted AND confirmed)                                   AS confirmed,
-       coalesce(median(best_seconds) FILTER (trusted AND confirmed),
-                median(coalesce(score, best_seconds)) FILTER (trusted)) AS seconds,
-       median(coalesce(score, best_seconds)) FILTER (trusted)           AS score,
-       min(best_seconds) FILTER (trusted)                               AS fastest_seconds,
-       median(peak_gflops)                                              AS peak_gflops,
-       arg_max(run, created)                                            AS run,
-       arg_max(round, created)                                          AS round,
-       max(created)                                                     AS last_measured
-FROM judged JOIN contenders USING (workload, target, device, program)
-GROUP BY workload, target, device, program
-HAVING bool_or(trusted);
-
 -- The measurements of the search itself, numbered in the order they were made; the finalists' round repeats some of them.
 CREATE OR REPLACE VIEW trials AS
 SELECT *,

@@ -356,6 +356,7 @@ def test_lineage_goes_back_to_what_was_sampled(store, make_row):
 ROW = st.fixed_dictionaries({
     "program": st.sampled_from("abc"),
     "best_seconds": st.one_of(st.none(), st.sampled_from([1e-3, 2e-3, 3e-3])),
+    "score": st.one_of(st.none(), st.sampled_from([1e-3, 2e-3, 3e-3])),
     "verified": st.booleans(),
     "error_kind": st.sampled_from([None, None, None, "wrong", "timeout"]),
     "confirmed": st.booleans(),
@@ -376,7 +377,7 @@ def expected_best(rows: list[dict]) -> tuple[str, float] | None:
         good = [row for row in mine if row["verified"] and row["error_kind"] is None and row["best_seconds"]]
         sure = [row["best_seconds"] for row in good if row["confirmed"]]
         if good and not any(row["error_kind"] == "wrong" for row in mine):
-            ranked.append((not sure, median(sure or [row["best_seconds"] for row in good]), name))
+            ranked.append((not sure, median(sure or [row["score"] or row["best_seconds"] for row in good]), name))
     return (min(ranked)[2], min(ranked)[1]) if ranked else None
 
 
@@ -395,3 +396,9 @@ def test_the_best_program_is_verified_confirmed_first_and_of_its_target_alone(em
     expected = expected_best(rows)
     assert [row["program"] for row in best] == ([expected[0]] if expected else [])
     assert [row["seconds"] for row in best] == ([pytest.approx(expected[1])] if expected else [])
+    for device in ("d", None):
+        [beat] = empty.run("incumbent", workload=workload, target="t1", device=device).to_pylist() or [None]
+        among = "SELECT program, device, score FROM results WHERE trusted AND workload = $w AND target = 't1'"
+        where, order = "AND ($d IS NULL OR device = $d)", "ORDER BY score, program, device LIMIT 1"
+        [lowest] = empty.duckdb.execute(f"{among} {where} {order}", {"w": workload, "d": device}).fetchall() or [None]
+        assert (beat and (beat["program"], beat["device"], beat["score"])) == lowest

@@ -94,18 +94,6 @@ def test_calibration_is_prediction_against_what_came(store, make_row):
     assert run(store, "calibration", run="r2", workload=None).num_rows == 0
 
 
-def test_the_leading_hold_whatever_may_be_best(whole_store):
-    """The same best by time and by score as among all results, and fewer programs."""
-    with connect(whole_store) as connection:
-        for by in ("NOT confirmed, seconds", "score"):
-            columns = "* EXCLUDE (peak_gflops)"
-            head = f"SELECT DISTINCT ON (workload, target, device) {columns} FROM"
-            tail = f"ORDER BY workload, target, device, {by}"
-            trusted = "(SELECT *, 0 AS peak_gflops FROM results WHERE trusted)"
-            of_all = connection.duckdb.sql(f"{head} {trusted} {tail}").fetchall()
-            assert connection.duckdb.sql(f"{head} leaders {tail}").fetchall() == of_all
-
-
 def test_a_plain_client_answers_the_same(whole_store):
     given = {
         "run": "r", "workload": "w", "target": TARGET, "device": "d", "k": 3, "key": "", "ratio": 1.0, "program": "fast",
