@@ -101,7 +101,8 @@ class Place:
             folder, _, last = f"{self.root}/{name}".rpartition("/")
             whole = not isinstance(self.system, fs.LocalFileSystem)
             aside = f"{folder}/{last}" if whole else f"{folder}/.{last}.tmp"
-            self.system.create_dir(folder, recursive=True)
+            if not whole:
+                self.system.create_dir(folder, recursive=True)
             with self.system.open_output_stream(aside) as file:
                 file.write(payload)
             if not whole:

@@ -1,0 +1,50 @@
+"""Guarded elements in straight code: read once, and not guarded where the guard always holds."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from codegen.c import kernel
+from ir.lower import lower
+from ir.schedule import Winograd
+from ir.target import Target
+from search.evolve import sample_valid
+from tasks.model import load
+from tasks.space import space_of
+
+TARGET = Target(vector_bytes=32, vector_registers=16)
+GUARDED = re.compile(r"if \((?P<test>[^{]*)\) \{\n\s*v\df t\d+ = (?P<load>[^;]*);")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def sources(request) -> list[str]:
+    """C of some programs that filter a padded 14 x 14 image in tiles of a size that divides it, or does not."""
+    workload = max(load("C2D.2.b1").workloads, key=lambda w: w.dag.flops)
+    space, found = space_of(workload, TARGET), []
+    for sketch in space.sketches:
+        if any(isinstance(s, Winograd) and s.m == request.param for s in sketch.steps):
+            population = sample_valid(space, sketch, 6, np.random.default_rng(0)).population
+            lowered = [lower(population.program(i)) for i in range(len(population))]
+            found += [kernel(low.nest, "k", "k_k", frozenset(), low.prepare).source for low in lowered]
+    assert len(found) >= 6
+    return found
+
+
+def test_a_guarded_element_is_read_once_for_all_rows_of_a_transform(sources):
+    guards = 0
+    for source in sources:
+        for block in re.split(r"\n *for \(|\} else \{\n *v\df \w+_acc", source):
+            pairs = [(m["test"], m["load"]) for m in GUARDED.finditer(block)]
+            guards += len(pairs)
+            assert all(one != other for one, other in pairwise(pairs)), block
+    assert guards, "the image is padded"
+
+
+def test_no_guard_that_always_holds_is_written(sources):
+    for source in sources:
+        for low, high in re.findall(r"if \(\(\(\(conv_data\d_i\d_tile_0s \* 4\) \+ (\d)\) < (\d+)\)\)", source):
+            assert int(low) + 4 * 3 >= int(high), "four tiles of 14: only the last one reaches beyond"
