@@ -81,7 +81,9 @@ class Place:
         try:
             system, root = fs.FileSystem.from_uri(address)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise StoreError(f"{address} is no address of a store: {_line(error)}") from error
+            raise StoreError(
+                f"cannot open {address}: {_line(error)}; write s3://bucket/folder, gs://... or file:///..."
+            ) from error
         return cls(address, system, root.rstrip("/"))
 
     def names(self, folder: str) -> list[str]:

@@ -170,13 +170,9 @@ def test_strangers_and_damage_stay_where_they_are(place, copies, tmp_path):
     assert not (folder / "mine.parquet").exists()
 
 
-@pytest.mark.parametrize(("address", "why"), [
-    ("nowhere", "no address of a store"),
-    ("ftp://host/folder", "no address of a store"),
-    ("", "no address of a store"),
-])  # fmt: skip
-def test_what_is_no_address_is_said(copies, address, why):
-    with pytest.raises(StoreError, match=why):
+@pytest.mark.parametrize("address", ["nowhere", "ftp://host/folder", ""])
+def test_what_is_no_address_is_said(copies, address):
+    with pytest.raises(StoreError, match=r"^cannot open .*; write s3://bucket/folder"):
         remote.sync(copies[0], address)
 
 

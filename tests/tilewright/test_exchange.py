@@ -108,4 +108,4 @@ def test_a_store_goes_elsewhere_and_back(store, tmp_path):
     assert "merged" in invoke("sync", "--store", store).stdout
     assert document("sql", count, "--store", store, "--json") == rows[0]
     bad = invoke("sync", "ftp://x/y", "--store", other)
-    assert bad.exit_code == BAD_INPUT and "no address of a store" in bad.stderr
+    assert bad.exit_code == BAD_INPUT and "cannot open" in bad.stderr

@@ -23,7 +23,7 @@ WANTED  = "The name of a workload, or the beginning of its key."
 OUT     = "Where to write it.  [default: stdout]"
 FEWEST  = "Threads of the programs.  [default: of the last measurement]"
 
-Files   = Annotated[list[Path], typer.Argument(metavar="FILE...", help=FILES)]
+Files   = Annotated[list[Path], typer.Argument(metavar="FILE", help=FILES)]
 Wanted  = Annotated[str, typer.Argument(metavar="WORKLOAD", help=WANTED)]
 Out     = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help=OUT, show_default=False)]
 Threads = Annotated[int | None, typer.Option(metavar="N", help=FEWEST, show_default=False)]
