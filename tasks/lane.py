@@ -35,12 +35,27 @@ CHECK_SEED = 20240  # inputs of the oracle's case: the same for every program of
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The program to beat. seconds: drift-corrected, see `Round.scores`. binary: None until it is built here."""
+    """The program to beat. seconds: drift-corrected, see `Round.scores`. binary: None until it is built here.
+
+    untried: nobody has measured it again since it was chosen, the luckiest of a batch. before: what the former one took,
+    known and on its visits in that batch; None: it is the first.
+    """
 
     key: str
     seconds: float
     proposal: Proposal
     binary: Binary | None = None
+    untried: bool = False
+    before: tuple[float, float] | None = None
+
+    def tried(self, visits: float) -> Incumbent:
+        """What it takes once it was measured again, `visits` seconds. The best of many noisy ratios is a lucky one, and
+        a chain of such would sink by itself, a quarter each round on a machine that others share; so the ratio of two
+        programs is that of their visits, a round apart. It is no better than it was thought to be."""
+        if not self.untried:
+            return self
+        known, then = self.before or (visits, visits)
+        return replace(self, seconds=max(self.seconds, known * visits / then), untried=False, before=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +210,8 @@ def _better(one: Timing, other: Timing) -> Timing:
 def scored(lane: Lane, batch: Batch) -> list[float | None]:
     """Seconds of each program as if the machine had always run as in the first batch: the ratio to the incumbent of
     the same batch times what the incumbent is known to take."""
+    if lane.incumbent and batch.incumbent_seconds:
+        lane.incumbent = lane.incumbent.tried(batch.incumbent_seconds)
     base = lane.incumbent.seconds if lane.incumbent and batch.incumbent_seconds else None
     return [t.relative * base if t.relative is not None and base else t.best for t in batch.timings]
 
@@ -212,7 +229,9 @@ def learn(lane: Lane, turn: Round, built: Sequence[Binary | Failure]) -> None:
     seconds, i = min(timed)
     binary = built[i]
     if isinstance(binary, Binary) and (lane.incumbent is None or seconds < lane.incumbent.seconds):
-        lane.incumbent = Incumbent(binary.key, seconds, turn.proposals[i], binary)
+        former, visits = lane.incumbent, turn.incumbent_seconds
+        before = (former.seconds, visits) if former is not None and visits else None
+        lane.incumbent = Incumbent(binary.key, seconds, turn.proposals[i], binary, True, before)
 
 
 def finalists(lane: Lane, bench: Workbench, n: int, seconds: float) -> list[tuple[Proposal, Timing]]:
