@@ -32,6 +32,7 @@ import pyarrow.fs as fs
 from data.compact import RETIRED, Compaction, removed_garbage
 from data.files import exclusive, make_folder, publish, unique_name
 from data.parts import SEED, SUFFIX, fault_of, hide
+from data.sandbox import first_line
 from data.schema import TABLES, StoreError
 from data.store import COPY_FILE, LAYOUT, LAYOUT_FILE, LAYOUT_KEY, Store, StoreWarning
 
@@ -46,9 +47,9 @@ class Synced:
     """Parts that went there, that came here, and that went away on either side because they were merged."""
 
     table: str
-    sent: int = 0
-    received: int = 0
-    dropped: int = 0
+    sent: int
+    received: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,24 +163,22 @@ def _check_layout(place: Place) -> None:
 def _synced(store: Store, place: Place, table: str) -> Synced:
     """A part that vanishes on its way here was merged by somebody: look again."""
     make_folder(store.folder(table) / RETIRED)
-    total = Synced(table)
     for _ in range(ATTEMPTS):
         with exclusive(store.folder(table)):
             try:
-                return _exchange(store.folder(table), place, total)
+                return _exchange(store.folder(table), place)
             except FileNotFoundError:
                 continue
     raise StoreError(f"parts keep vanishing from {place.address}; try again")
 
 
-def _exchange(folder: Path, place: Place, counted: Synced) -> Synced:
+def _exchange(folder: Path, place: Place) -> Synced:
     """Parts before notes when listing, notes before parts when sending, sending before dropping."""
     table = folder.name
     removed_garbage(folder)
     there = {name for name in place.names(table) if _is_part(name)}
     here = {path.name for path in folder.glob(f"*{SUFFIX}") if _is_part(path.name) and not fault_of(path)}
-    notes = _notes(folder, place, table)
-    retired = _retired(notes.values(), there | here)
+    retired = _retired(_notes(folder, place, table), there | here)
 
     up, down = sorted(here - there - retired), sorted(there - here - retired)
     for name in up:
@@ -189,9 +188,7 @@ def _exchange(folder: Path, place: Place, counted: Synced) -> Synced:
     removed_garbage(folder)
     for name in sorted(there & retired):
         place.remove(f"{table}/{name}")
-    return Synced(
-        table, counted.sent + len(up), counted.received + fetched, counted.dropped + len((here | there) & retired)
-    )
+    return Synced(table, len(up), fetched, len((here | there) & retired))
 
 
 def _fetched(folder: Path, place: Place, names: list[str]) -> int:
@@ -212,16 +209,16 @@ def _is_part(name: str) -> bool:
     return name.endswith(SUFFIX) and name != SEED and not name.startswith(".")
 
 
-def _notes(folder: Path, place: Place, table: str) -> dict[str, Note]:
-    """Name -> note, those of both sides, and each side has all of them now."""
+def _notes(folder: Path, place: Place, table: str) -> list[Note]:
+    """Those of both sides, and each side has all of them now."""
     here = {path.name for path in (folder / RETIRED).glob("*.json")}
     there = set(place.names(f"{table}/{RETIRED}"))
     for name in sorted(there - here):
         publish(folder / RETIRED / name, place.read(f"{table}/{RETIRED}/{name}"))
     for name in sorted(here - there):
         place.write(f"{table}/{RETIRED}/{name}", (folder / RETIRED / name).read_bytes())
-    found = {name: Note.read((folder / RETIRED / name).read_bytes()) for name in here | there}
-    return {name: note for name, note in found.items() if note is not None}
+    found = (Note.read((folder / RETIRED / name).read_bytes()) for name in here | there)
+    return [note for note in found if note is not None]
 
 
 def _retired(notes: Iterable[Note], present: set[str]) -> set[str]:
@@ -256,4 +253,4 @@ def _is_stale(name: str) -> bool:
 
 
 def _line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0].strip()[:200] or type(error).__name__
+    return first_line(error)[:200]
