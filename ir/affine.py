@@ -202,7 +202,18 @@ Forms = dict[int, tuple[Expr, Affine | None]]  # by identity; the tree is kept, 
 
 
 def place(e: Expr, where: Mapping[Axis, Affine], forms: Forms) -> Expr:
-    """`replace_axes` for linear replacements: indices are composed as linear forms, which `forms` remembers."""
+    """`replace_axes` for linear replacements: indices are composed as linear forms, which `forms` remembers. What stands
+    in a tree twice is placed once."""
+    return _place(e, where, forms, {})
+
+
+def _place(e: Expr, where: Mapping[Axis, Affine], forms: Forms, done: dict[int, Expr]) -> Expr:
+    if id(e) not in done:
+        done[id(e)] = _placed(e, where, forms, done)
+    return done[id(e)]
+
+
+def _placed(e: Expr, where: Mapping[Axis, Affine], forms: Forms, done: dict[int, Expr]) -> Expr:
     known = forms.get(id(e))
     if known is None:
         known = forms[id(e)] = e, affine(e) if _is_integer(e) else None
@@ -216,7 +227,7 @@ def place(e: Expr, where: Mapping[Axis, Affine], forms: Forms) -> Expr:
         assert moved is not None
         return expression(moved)
     kids = children(e)
-    placed = tuple(place(k, where, forms) for k in kids)
+    placed = tuple(_place(k, where, forms, done) for k in kids)
     if all(new is old for new, old in zip(placed, kids, strict=True)):
         return e
     e = rebuild(e, placed)

@@ -236,6 +236,10 @@ def eq(left: Term | Number, right: Term | Number) -> Expr:
     return binary("eq", left, right)
 
 
+def ne(left: Term | Number, right: Term | Number) -> Expr:
+    return binary("ne", left, right)
+
+
 def all_of(*conditions: Expr) -> Expr:
     """Conjunction; the empty one is true."""
     out: Expr = Const(True, "bool")

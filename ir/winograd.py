@@ -14,7 +14,7 @@ from math import prod
 
 from ir.affine import ZERO, Affine, affine, expression, simplify
 from ir.compute import SUM, Compute, Dag, identity
-from ir.expr import Axis, Const, Expr, Op, Read, all_of, axes, eq, lt, select
+from ir.expr import Axis, Const, Expr, Op, Read, axes, eq, lt, ne, select
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -106,13 +106,19 @@ def _solved(back: Matrix, weight: Matrix, shift: int) -> tuple[Fraction, ...]:
 
 
 def table(i: Expr, j: Expr, matrix: Sequence[Sequence[Fraction | float]]) -> Expr:
-    """A matrix of numbers as selects on its indices: unrolled, its zeros and ones cost nothing."""
+    """A matrix of numbers as selects on its indices, row by row."""
     out: Expr = Const(0.0)
     for p, row in enumerate(matrix):
+        entries: Expr = Const(0.0)
         for q, value in enumerate(row):
-            if value:
-                out = select(all_of(eq(i, p), eq(j, q)), Const(float(value)), out)
+            entries = select(eq(j, q), Const(float(value)), entries) if value else entries
+        out = select(eq(i, p), entries, out) if any(row) else out
     return out
+
+
+def weighted(entry: Expr, value: Expr) -> Expr:
+    """A table's entry times a value; zeros take no part: unrolled, they cost nothing."""
+    return select(ne(entry, 0.0), entry * value, Const(0.0))
 
 
 # --- what slides ------------------------------------------------------------------------
@@ -232,7 +238,7 @@ def _transformed_data(dag: Dag, name: str, read: Read, parts: list[_Part]) -> li
         index = (*front, *(a if e != d else at for e, axes_ in enumerate(dims) for a in axes_))
         value = select(lt(at, whole.extent), Read(tensor, index, read.dtype), identity(0, read.dtype))
         dims[d] = (*(a for a, _ in part.slide.beside.terms), *part.space)
-        body = table(part.point, u, part.matrices.data) * simplify(value)
+        body = weighted(table(part.point, u, part.matrices.data), simplify(value))
         tensor = f"{name}.data{n}"
         out.append(Compute(tensor, (*front, part.point, *(a for axes_ in dims for a in axes_)), body, (u,)))
         front.append(part.point)
@@ -245,7 +251,7 @@ def _transformed_weight(dag: Dag, name: str, read: Read, parts: list[_Part]) -> 
     tensor, front, left, out = read.tensor, list[Axis](), dims, []
     for n, part in enumerate(parts):
         tap = dims[part.slide.weight]
-        body = table(part.point, tap, part.matrices.weight) * Read(tensor, (*front, *left), read.dtype)
+        body = weighted(table(part.point, tap, part.matrices.weight), Read(tensor, (*front, *left), read.dtype))
         left = [a for a in left if a != tap]
         tensor = f"{name}.weight{n}"
         out.append(Compute(tensor, (*front, part.point, *left), body, (tap,)))
@@ -275,12 +281,13 @@ def _back(stage: Compute, product: Compute, parts: list[_Part]) -> list[Compute]
     if len(parts) > 1:
         first = parts[0]
         result = Axis(f"{stage.name}.{first.slide.out.name}.result", first.m)
-        body = table(result, first.point, first.matrices.back) * Read(product.name, product.space, product.dtype)
+        values = Read(product.name, product.space, product.dtype)
+        body = weighted(table(result, first.point, first.matrices.back), values)
         source = Compute(f"{stage.name}.back", (result, *product.space[1:]), body, (first.point,))
         before, front = [source], [first.result]
     index = (i for a in stage.space for i in tiles.get(a, (a,)))
     value = Read(source.name, (*front, last.point, *index), stage.dtype)
-    body = table(last.result, last.point, last.matrices.back) * value
+    body = weighted(table(last.result, last.point, last.matrices.back), value)
     return [*before, replace(stage, body=body, reduce=(last.point,))]
 
 
@@ -293,4 +300,4 @@ def saving(dag: Dag, name: str, m: int, constants: frozenset[str]) -> float:
     return prod(a.extent for a in dag.stage(name).axes) / steps
 
 
-__all__ = ["Filtering", "Slide", "Sliding", "filtering", "saving", "sliding", "table", "winograd"]
+__all__ = ["Filtering", "Slide", "Sliding", "filtering", "saving", "sliding", "table", "weighted", "winograd"]

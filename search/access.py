@@ -227,9 +227,11 @@ def _dimension(index: Expr, extent: int, stride: int) -> Dimension:
 
 def _operations(e: Expr) -> Counter[str]:
     """Kinds of the operations on values; what stands in an index or a condition does not count, nor does a choice of
-    numbers, which unrolling makes (the tables of a transform)."""
+    numbers, which unrolling makes (the tables of a transform), nor what passes over their zeros."""
     match e:
-        case Op("select", (_, Const(), otherwise)) if not _operations(otherwise):
+        case Op("select", (Op("ne", (entry, Const())), then, Const())) if _is_table(entry):
+            return _operations(then)
+        case Op("select") if _is_table(e):
             return Counter()
         case Op("select", (_, then, otherwise)):
             return Counter(select=1) + max(_operations(then), _operations(otherwise), key=Counter.total)
@@ -239,6 +241,15 @@ def _operations(e: Expr) -> Counter[str]:
             return _operations(arg)
         case Read() | Const() | Axis() | Param():
             return Counter()
+
+
+def _is_table(e: Expr) -> bool:
+    """A choice of numbers."""
+    match e:
+        case Op("select", (_, then, otherwise)):
+            return all(isinstance(side, Const) or _is_table(side) for side in (then, otherwise))
+        case _:
+            return False
 
 
 # --- loops of a stage, as columns -------------------------------------------------------

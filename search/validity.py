@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
 
 import numpy as np
@@ -21,6 +21,7 @@ from ir.target import Target
 from ir.tiling import Column, Tiling, tiling
 from ir.transform import apply, unit_axes
 from search.evolve import Core
+from search.sketch import table_axes
 
 MOST_ROWS, MOST_VECTORS = 14, 8  # of a register tile along one axis, as the sketch rules offer them
 SMALL_TILE = 12  # vectors in a register tile: fewer cannot hide the latency of two fused multiply-adds a cycle
@@ -193,15 +194,22 @@ def _buffers_fit(population: Population, found: dict[str, Tiling]) -> Columns:
     bytes_, ok = np.zeros(len(population)), np.ones(len(population), dtype=bool)
     for step in population.sketch.steps:
         if isinstance(step, ComputeAt) and step.stage in dag.tensors and step.consumer in found:
-            size, runs = attached_region(population, step, dag, found[step.consumer], at[step.stage])
-            inside = at[step.stage] > 0
+            extents, runs = attached_extents(population, step, dag, found[step.consumer], at[step.stage])
+            inside, size = at[step.stage] > 0, prod(extents, start=np.ones(len(population)))
             whole = prod(dag.stage(step.stage).shape)
-            ok &= ~inside | (runs * size <= MOST_REDUNDANCY * whole)
+            ok &= ~inside | (runs * size <= MOST_REDUNDANCY * whole) & _tables_whole(dag.stage(step.stage), extents)
             bytes_ += np.where(inside, size * 4, 0)
     for t in found.values():
         if t.structure.count("R") > 1:
             bytes_ += prod((t.sizes[a][t.levels - 3] for a in t.stage.space), start=np.int64(1)) * 4
     return ok & (bytes_ <= MOST_STACK)
+
+
+def _tables_whole(stage: Compute, extents: Sequence[Columns]) -> Columns:
+    """All rows of a table at once: of a part of them, which one it is would be looked up at run time."""
+    tables = table_axes(stage)
+    parts = (e >= a.extent for a, e in zip(stage.space, extents, strict=True) if tables.get(a) == a.extent)
+    return reduce(np.logical_and, parts, np.asarray(True))
 
 
 def places(population: Population) -> dict[str, Columns]:
@@ -225,16 +233,21 @@ def places(population: Population) -> dict[str, Columns]:
 def attached_region(
     population: Population, step: ComputeAt, dag: Dag, host: Tiling, at: Columns
 ) -> tuple[Columns, Columns]:
-    """Elements of the region a producer computes inside `at` loops of its host, and how often it does. Per dimension
+    """Elements of the region a producer computes inside `at` loops of its host, and how often it does."""
+    extents, runs = attached_extents(population, step, dag, host, at)
+    return prod(extents, start=np.ones(len(population))), runs
+
+
+def attached_extents(
+    population: Population, step: ComputeAt, dag: Dag, host: Tiling, at: Columns
+) -> tuple[list[Columns], Columns]:
+    """Extents of the region a producer computes inside `at` loops of its host, and how often it does. Per dimension
     the reach of the indices that its consumers there use; an estimate where several consumers reach differently."""
     span, runs = spans(host, at, len(population))
     steps = population.sketch.steps
     fused = next((s.consumer for s in steps if isinstance(s, Fuse) and s.stage == host.stage.name), "")
     inside = frozenset(s.stage for s in steps if isinstance(s, ComputeAt) and s.consumer == step.consumer)
-    size = np.ones(len(population))
-    for extent in _extents(dag, step.stage, _Nest(host.stage, fused, inside, span, reads_in(population.sketch))):
-        size *= extent
-    return size, runs
+    return _extents(dag, step.stage, _Nest(host.stage, fused, inside, span, reads_in(population.sketch))), runs
 
 
 @dataclass(frozen=True, slots=True)

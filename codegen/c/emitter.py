@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen.c.scalar import CTYPE, combine
 from codegen.c.scope import Buffer
-from codegen.c.vector import CACHE_LINE, NoVector, Vector, Vectors
+from codegen.c.vector import CACHE_LINE, ZERO, NoVector, Vector, Vectors
 from ir.expr import Const, Expr, Op, Read
 from ir.loop import Alloc, Fetch, For, If, Stmt, Store
 
@@ -227,7 +227,7 @@ class Emitter(Vectors):
         if target.scope == "register":
             if not self.mentions(s.index[-1], v.axis):
                 return self.store_across(s, target, v)
-            return self.line(f"{self.register(target, s.index[:-1])} = {self.as_vector(self.value(s.value))};")
+            return self.store_register(s, self.register(target, s.index[:-1]))
         x = self.access(s.buffer, s.index, v.axis)
         if x.lane == 0 and not any(self.mentions(i, v.axis) for _, i in x.rest):
             return self.store_across(s, target, v)
@@ -237,6 +237,17 @@ class Emitter(Vectors):
         at = self.address(x)
         whole = v.active == v.lanes
         self.line(f"*(u{v.lanes}f *)({at}) = {value};" if whole else f"tw_store{v.lanes}({at}, {value}, {v.active});")
+
+    def store_register(self, s: Store, name: str) -> None:
+        match s.value:
+            case Op("add", (Read(buffer, index, _), e)) if (buffer, index) == (s.buffer, s.index):
+                term = self.value(e)
+                if term.kind not in "sv":
+                    raise NoVector
+                if term.text != ZERO:  # which changes nothing but -0, and a sum that began at 0 never is that
+                    self.line(f"{name} = ({name} + {term.text});")
+            case _:
+                self.line(f"{name} = {self.as_vector(self.value(s.value))};")
 
     def store_across(self, s: Store, target: Buffer, v: Vector) -> None:
         """s = s + e over lanes      -->      s = s + tw_hadd(e)"""

@@ -302,6 +302,8 @@ class Scope:
                 return self.constants[a] == n
             case Op("and", (a, b)):
                 return self.holds(a) and self.holds(b)
+            case Op("ne", (entry, Const() as n)):
+                return self.settle(entry) != self.scalar(n)
             case _:
                 return self.scalar(c) != "0"
 

@@ -14,6 +14,7 @@ from ir.expr import Axis, Cast, Const, Expr, Op, Read, all_of, dtype_of, walk
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 CACHE_LINE = 64  # bytes
+ZERO = "0.0f"
 VECTOR_CALL = frozenset({"exp", "tanh", "erf", "sigmoid", "sqrt", "log", "floor", "abs", "max", "min"})
 
 
@@ -40,7 +41,7 @@ class Vectors(Scope):
     def as_vector(self, v: Value) -> str:
         assert self.vector is not None
         if v.kind == "s":
-            zero = v.text in ("0.0f", "0")
+            zero = v.text in (ZERO, "0")
             return f"(v{self.vector.lanes}f){{}}" if zero else f"tw_splat{self.vector.lanes}({v.text})"
         if v.kind != "v":
             raise NoVector
@@ -72,7 +73,9 @@ class Vectors(Scope):
             return Value(self.scalar(e))
         if dtype_of(e) != "float32":
             return Value(self.scalar(e))
-        text = self.settle(e) if self.is_settled(e) else self.scalar(e)
+        if self.is_settled(e):
+            return Value(self.settle(e))
+        text = self.scalar(e)
         if self.reads_of(e) & self.stored:
             return Value(text)
         if text not in self.loads:
@@ -138,6 +141,8 @@ class Vectors(Scope):
 
     def selection(self, c: Expr, then: Expr, otherwise: Expr, v: Vector) -> Value:
         """Once for all users in straight code, as loads are: a guarded element serves every row of a transform."""
+        if self.is_settled(c):
+            return self.value(then if self.holds(c) else otherwise)
         sides = (c, then, otherwise)
         read = frozenset[str]().union(*map(self.reads_of, sides))
         if read & self.stored or any(self.buffers[t].scope == "register" for t in read):

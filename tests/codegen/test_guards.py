@@ -48,3 +48,12 @@ def test_no_guard_that_always_holds_is_written(sources):
     for source in sources:
         for low, high in re.findall(r"if \(\(\(\(conv_data\d_i\d_tile_0s \* 4\) \+ (\d)\) < (\d+)\)\)", source):
             assert int(low) + 4 * 3 >= int(high), "four tiles of 14: only the last one reaches beyond"
+
+
+def test_the_tables_of_a_transform_are_numbers_in_the_text_and_their_zeros_are_not(sources):
+    for source in sources:
+        assert "0.0f * t" not in source and "(0.0f)" not in source
+        assert not re.search(r"== \d+\) \?", source), (
+            "which row of a table it is must be known when the text is written"
+        )
+        assert re.search(r"\+ \(?1\.0f \* t\d+\)", source), "ones are there"
