@@ -25,7 +25,8 @@ class Kernel:
     """One function `void entry(void *const *arguments, void *workspace)`.
 
     key:       identifies workload, sketch and choices; embedded in the binary and checked after loading
-    source:    the function alone; `codegen.c.PRELUDE` must precede it once in a translation unit
+    source:    the function; `codegen.c.PRELUDE` and the parts must precede it once in a translation unit
+    parts:     functions it calls, named after their text: programs of one sketch share many, and each is compiled once
     arguments: inputs, constants, then outputs, the order of the pointers
     prepare:   for a constant whose layout the program chose: a DAG from the workload's constant inputs to it, by
                argument name. A constant argument that is not in here is the workload's input as it stands.
@@ -42,3 +43,9 @@ class Kernel:
     workspace_bytes: int = 0
     language: str = "c"
     inplace: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it but the prelude."""
+        return "\n".join((*self.parts, self.source))

@@ -291,11 +291,15 @@ def _build_unit(kernels: Sequence[Kernel], job: _Job) -> list[Binary | Failure]:
 
 
 def _unit_text(kernels: Sequence[Kernel], job: _Job) -> str:
-    """Prelude, then for each kernel a file name of its own for errors, its source, and its identity as a symbol."""
-    parts = ['#line 1 "prelude"', job.prelude]
+    """Prelude, then for each kernel a file name of its own for errors, what no kernel before it has brought, its source,
+    and its identity as a symbol."""
+    out, brought = ['#line 1 "prelude"', job.prelude], set[str]()
     for i, k in enumerate(kernels):
-        parts += [f'#line 1 "kernel{i}"', k.source, f"const char {k.entry}_id[] = {c_string(identity(k))};"]
-    return "\n".join(parts) + "\n"
+        new = [p for p in k.parts if p not in brought]
+        brought.update(new)
+        symbol = f"const char {k.entry}_id[] = {c_string(identity(k))};"
+        out += [f'#line 1 "kernel{i}"', *new, k.source, symbol]
+    return "\n".join(out) + "\n"
 
 
 def _culprits(done: Completed, count: int) -> set[int]:
@@ -306,7 +310,7 @@ def _culprits(done: Completed, count: int) -> set[int]:
 
 def identity(kernel: Kernel) -> str:
     """What is embedded in the binary and asserted after loading: a reused path cannot pass for another program."""
-    return f"{kernel.key} {sha256(kernel.source.encode()).hexdigest()[:16]}"
+    return f"{kernel.key} {sha256(kernel.text.encode()).hexdigest()[:16]}"
 
 
 def c_string(text: str) -> str:

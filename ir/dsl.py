@@ -36,13 +36,13 @@ from ir.expr import (
     all_of,
     as_expr,
     axes,
-    binary,
     call,
     children,
     dtype_of,
     eq,
     le,
     lt,
+    ne,
     rebuild,
     select,
     walk,
@@ -239,10 +239,6 @@ def gt(left: Term | Number, right: Term | Number) -> Expr:
 
 def ge(left: Term | Number, right: Term | Number) -> Expr:
     return le(right, left)
-
-
-def ne(left: Term | Number, right: Term | Number) -> Expr:
-    return binary("ne", left, right)
 
 
 def any_of(*conditions: Expr) -> Expr:

@@ -74,6 +74,9 @@ class Axis(Term):
     name: str
     extent: int
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # which strings remember; an axis is looked up more often than anything else
+
 
 @dataclass(frozen=True, slots=True)
 class Param(Term):

@@ -15,14 +15,16 @@ Then the order of iterations does not matter, nor do threads: whoever overwrites
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from ir.affine import ZERO, Affine, affine, plus, scale
 from ir.expr import OPERATIONS, Axis, Const, Expr, Op, Read, reads
-from ir.loop import Alloc, Buffer, Fetch, For, If, Nest, Stmt, Store
+from ir.loop import Alloc, Buffer, Fetch, For, If, Nest, Stmt, Store, expressions
+from ir.same import Same
 
 Array = np.ndarray
 Depths = Mapping[Axis, int]  # of the loops around, from the outside in
@@ -56,28 +58,15 @@ def inplace(nest: Nest) -> tuple[tuple[str, str], ...]:
 def _uses(body: tuple[Stmt, ...]) -> dict[str, list[tuple[Read, Store | None]]]:
     """Every read by tensor, with the store whose value it is part of."""
     out: dict[str, list[tuple[Read, Store | None]]] = {}
-    for e, store in _expressions(body):
-        for r in reads(e):
+    for s in body:
+        for r, store in _reads_of(Same(s)):
             out.setdefault(r.tensor, []).append((r, store))
     return out
 
 
-def _expressions(body: tuple[Stmt, ...]) -> Iterator[tuple[Expr, Store | None]]:
-    for s in body:
-        match s:
-            case Store(_, index, value):
-                yield value, s
-                yield from ((i, None) for i in index)
-            case For(_, extent, inner, _):
-                yield extent, None
-                yield from _expressions(inner)
-            case If(condition, then, orelse):
-                yield condition, None
-                yield from _expressions((*then, *orelse))
-            case Alloc():
-                pass
-            case Fetch(_, index, _):
-                yield from ((i, None) for i in index)
+@lru_cache(maxsize=1024)
+def _reads_of(s: Same[Stmt]) -> tuple[tuple[Read, Store | None], ...]:
+    return tuple((r, store) for e, store in expressions((s.it,)) for r in reads(e))
 
 
 def _in_place(read: Read, store: Store | None, source: Buffer, target: Buffer) -> bool:
@@ -106,9 +95,14 @@ def _offset(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
 def stores(nest: Nest, buffer: str) -> int | None:
     """How many elements are stored to `buffer` in one run, the same element as often as it is; None when unknown."""
     try:
-        return int(_count(nest.body, buffer, {}))
+        return sum(_stores(Same(s), buffer) for s in nest.body)
     except _Unknown:
         return None
+
+
+@lru_cache(maxsize=1024)
+def _stores(s: Same[Stmt], buffer: str) -> int:
+    return int(_count((s.it,), buffer, {}))
 
 
 def _count(body: tuple[Stmt, ...], buffer: str, depths: Depths) -> Count:

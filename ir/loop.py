@@ -6,6 +6,7 @@ code and their index is a constant there; a `vector` loop becomes one vector ope
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,3 +86,35 @@ class Nest:
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
+
+
+def expressions(body: tuple[Stmt, ...]) -> Iterator[tuple[Expr, Store | None]]:
+    """All that a block evaluates; with a store, if it is what is stored."""
+    for s in body:
+        match s:
+            case Store(_, index, value):
+                yield value, s
+                yield from ((i, None) for i in index)
+            case For(_, extent, inner, _):
+                yield extent, None
+                yield from expressions(inner)
+            case If(condition, then, orelse):
+                yield condition, None
+                yield from expressions((*then, *orelse))
+            case Alloc():
+                pass
+            case Fetch(_, index, _):
+                yield from ((i, None) for i in index)
+
+
+def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """A block's statements in whatever depth, each before what it holds."""
+    for s in body:
+        yield s
+        match s:
+            case For(_, _, inner, _):
+                yield from statements(inner)
+            case If(_, then, orelse):
+                yield from statements((*then, *orelse))
+            case _:
+                pass

@@ -6,7 +6,7 @@ integer matrix, a row a program, a column a hole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -140,6 +140,17 @@ class Sketch:
     steps: tuple[Step, ...] = ()
     holes: tuple[Hole, ...] = ()
     rules: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dag, self.steps, self.holes, self.rules))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is remembered: in another process strings hash otherwise."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def then(self, step: Step, *holes: Hole, rule: str = "") -> Sketch:
         return replace(

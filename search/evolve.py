@@ -409,7 +409,7 @@ def evolve(
     for generation in range(evolution.generations):
         parents = [c.join(e) for c, e in zip(living, elite, strict=True)]
         turn = turns + generation
-        sizes = shares([p.score for p in parents], evolution.size, evolution.floor, evolution.elite, turn)
+        sizes = shares([p.score for p in parents], evolution.size, evolution.floor, n, turn)
         living = [
             _breed(space, p, score, size, generation, rng, evolution) for p, size in zip(parents, sizes, strict=True)
         ]

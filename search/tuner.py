@@ -48,6 +48,8 @@ from search.evolve import (
     sample_valid,
 )
 
+LEADING, GUESTS = 16, 2  # fastest programs whose sketches breed, and sketches that do besides
+
 Origin = Literal["random", "preferred", "evolved"]
 Strategy = Literal["search", "random only", "no crossover", "no model"]
 
@@ -315,7 +317,7 @@ def _evolved(state: State, model: Model, n: int, rng: np.random.Generator, taken
     evolution, space = _evolution(state, n), state.space
     fastest = state.known.fastest[: int(evolution.size * state.settings.inherited)]
     inherited = gathered(space, [state.known.proposals[i] for i in fastest])
-    fresh = _fresh(state, evolution.size - len(fastest), rng, taken)
+    fresh = _fresh(state, evolution.size - len(fastest), rng, taken, _hopeful(state, rng))
     pairs = zip(inherited, fresh, strict=True)
     founders = [Population(a.sketch, np.concatenate([a.choices, b.choices])) for a, b in pairs]
 
@@ -348,20 +350,39 @@ def _untaken(state: State, taken: Sequence[Proposal]) -> list[Population]:
     return [p.take(first_of_each(space.prints(p), space.prints(t))) for p, t in pairs]
 
 
-def _fresh(state: State, n: int, rng: np.random.Generator, taken: Sequence[Proposal]) -> list[Population]:
-    """n random valid programs, as many of one sketch as of another where it has them."""
+def _fresh(
+    state: State, n: int, rng: np.random.Generator, taken: Sequence[Proposal], among: Sequence[int] = ()
+) -> list[Population]:
+    """n random valid programs, as many of one sketch as of another where it has them. among: of these sketches alone."""
     space = state.space
     if state.enumerable:
         piles = [p.take(rng.permutation(len(p))) for p in _untaken(state, taken)]
     else:
-        share, banned = -(-n // len(space.sketches)), [space.prints(t) for t in gathered(space, taken)]
-        pairs = list(zip(space.sketches, banned, strict=True))
-        piles = [sample_valid(space, s, share, rng, b).population for s, b in pairs]
+        chosen = list(among) or list(range(len(space.sketches)))
+        if n < len(chosen):
+            chosen = sorted(rng.choice(chosen, size=n, replace=False).tolist())
+        banned = [space.prints(t) for t in gathered(space, taken)]
+
+        def drawn(share: int) -> list[Population]:
+            return [
+                sample_valid(space, s, share if i in chosen else 0, rng, banned[i]).population
+                for i, s in enumerate(space.sketches)
+            ]
+
+        share = -(-n // max(len(chosen), 1))
+        piles = drawn(share)
         if sum(map(len, piles)) < n:  # some sketch has too few: the others stand in
-            more = (sample_valid(space, s, min(n, 2 * share), rng, b).population for s, b in pairs)
-            piles = [p if len(p) < share else m for p, m in zip(piles, more, strict=True)]
+            chosen = list(range(len(space.sketches)))
+            piles = [p if 0 < len(p) < share else more for p, more in zip(piles, drawn(min(n, 2 * share)), strict=True)]
     quotas = dealt([len(p) for p in piles], n, rng)
     return [p.take(np.arange(q)) for p, q in zip(piles, quotas, strict=True)]
+
+
+def _hopeful(state: State, rng: np.random.Generator) -> list[int]:
+    """The sketches of the fastest programs, and two others: blood of the rest would die out within one generation."""
+    leading = set(state.known.sketch[state.known.fastest[:LEADING]].tolist())
+    rest = [s for s in range(len(state.space.sketches)) if s not in leading]
+    return sorted(leading | set(rng.permutation(rest)[:GUESTS].tolist()))
 
 
 def dealt(piles: Sequence[int], n: int, rng: np.random.Generator) -> list[int]:

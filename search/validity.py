@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from ir.affine import Affine, affine
+from ir.affine import affine
 from ir.compute import Compute, Dag
 from ir.expr import Axis, Const, Expr, Op, reads
 from ir.schedule import ComputeAt, Fuse, Population, Sketch, Tile
@@ -251,41 +251,42 @@ def attached_extents(
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """One index of a read, form / by. form: None where it is not linear."""
+class Reach:
+    """How many values an index takes while axes run: (1 + apart + sum of c * (extent - 1)) / by, (axis, c) in terms.
 
-    form: Affine | None
+    terms: None where it is not linear, or the reads move apart: the whole dimension.
+    """
+
+    terms: tuple[tuple[Axis, int], ...] | None
+    apart: int = 0
     by: int = 1
-
-
-Forms = tuple[Index, ...]  # of a read's indices
 
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
     """Who runs in a host's nest, and the extents of the host's tile at the place in question.
 
-    reads: (producer, user) -> indices of each read.
+    reads: (producer, user) -> each dimension of the producer.
     """
 
     host: Compute
     fused: str
     inside: frozenset[str]
     span: dict[Axis, Columns]
-    reads: Mapping[tuple[str, str], tuple[Forms, ...]]
+    reads: Mapping[tuple[str, str], tuple[Reach, ...]]
 
 
 def _extents(dag: Dag, name: str, nest: _Nest) -> list[Columns]:
     """Extent of each dimension of the region that the consumers in the nest ask for; the whole for others."""
     stage = dag.stage(name)
-    out: list[Columns] = [np.float64(1)] * len(stage.shape)
+    out: list[Columns] = []
     for user in dag.consumers(name):
         span = _span_of(dag, user, nest)
         if span is None:
             return [np.float64(n) for n in stage.shape]
-        forms = nest.reads[name, user.name]
-        out = [np.maximum(e, _dimension(forms, d, stage.shape[d], span)) for d, e in enumerate(out)]
-    return out
+        here = [_extent(r, n, span) for r, n in zip(nest.reads[name, user.name], stage.shape, strict=True)]
+        out = [np.maximum(e, h) for e, h in zip(out, here, strict=True)] if out else here
+    return out or [np.float64(1)] * len(stage.shape)
 
 
 def _span_of(dag: Dag, user: Compute, nest: _Nest) -> dict[Axis, Columns] | None:
@@ -299,42 +300,53 @@ def _span_of(dag: Dag, user: Compute, nest: _Nest) -> dict[Axis, Columns] | None
 
 
 @lru_cache(maxsize=256)
-def reads_in(sketch: Sketch) -> Mapping[tuple[str, str], tuple[Forms, ...]]:
-    """(producer, user) -> indices of each read; found once, for a table of numbers is a long expression."""
+def reads_in(sketch: Sketch) -> Mapping[tuple[str, str], tuple[Reach, ...]]:
+    """(producer, user) -> each dimension of the producer; found once, for a table of numbers is a long expression."""
     dag, _ = structure(sketch)
-    out: dict[tuple[str, str], tuple[Forms, ...]] = {}
+    found: dict[tuple[str, str], list[tuple[Expr, ...]]] = {}
     for user in dag.computes:
         for r in reads(user.body):
-            at = r.tensor, user.name
-            out[at] = (*out.get(at, ()), tuple(map(_index, r.index)))
-    return out
+            found.setdefault((r.tensor, user.name), []).append(r.index)
+    return {at: tuple(map(_reach, zip(*indices, strict=True))) for at, indices in found.items()}
 
 
-def _index(e: Expr) -> Index:
+def _reach(indices: Sequence[Expr]) -> Reach:
+    """Of one dimension in all reads of a producer."""
+    forms = [affine(e) for e, _ in map(_divided, indices)]
+    known = [f for f in forms if f is not None]
+    by = {d for _, d in map(_divided, indices)}
+    if len({f.terms for f in known}) != 1 or len(known) < len(forms) or len(by) != 1:
+        return Reach(None)
+    starts = [f.constant for f in known]
+    return Reach(tuple((a, abs(c)) for a, c in known[0].terms), max(starts) - min(starts), by.pop())
+
+
+def _divided(e: Expr) -> tuple[Expr, int]:
     match e:
         case Op("floordiv", (inner, Const(by, _))) if by > 0:
-            return Index(affine(inner), int(by))
+            return inner, int(by)
         case _:
-            return Index(affine(e))
+            return e, 1
 
 
-def _dimension(forms: Sequence[Forms], d: int, extent: int, span: dict[Axis, Columns]) -> Columns:
-    """Extent of one dimension of the region; the whole where an index is not linear, or reads move apart. Of i / by,
-    tiles are taken to begin at multiples."""
-    found = [f[d] for f in forms]
-    known = [f.form for f in found if f.form is not None]
-    by = found[0].by
-    if len({f.terms for f in known}) != 1 or len(known) < len(found) or any(f.by != by for f in found):
+def _extent(reach: Reach, extent: int, span: dict[Axis, Columns]) -> Columns:
+    """Of one dimension of the region; the whole, too, where tiles of i in i / by do not begin at multiples."""
+    if reach.terms is None:
         return np.float64(extent)
-    starts = [f.constant for f in known]
-    reach = 1 + max(starts) - min(starts) + sum(abs(c) * (span.get(a, a.extent) - 1) for a, c in known[0].terms)
-    return np.minimum(-(-reach // by), extent)
+    tiles = [(c, span.get(a, a.extent), a.extent) for a, c in reach.terms]
+    out = sum((c * (size - 1) for c, size, _ in tiles), start=np.float64(1 + reach.apart))
+    if reach.by == 1:
+        return np.minimum(out, extent)
+    parted = ((c * size % reach.by != 0) & (size < most) for c, size, most in tiles)
+    return np.where(
+        reduce(np.logical_or, parted, np.asarray(False)), extent, np.minimum(np.ceil(out / reach.by), extent)
+    )
 
 
 def spans(host: Tiling, position: Columns, n: int) -> tuple[dict[Axis, Columns], Columns]:
     """Extent of the tile along each axis after `position` space loops of the host, and the trips made so far."""
     loops = [a for a in host.stage.space if a.extent > 1]
-    span: dict[Axis, Columns] = {a: np.full(n, a.extent, dtype=np.int64) for a in host.stage.space}
+    span: dict[Axis, Columns] = {a: np.full(n, a.extent, dtype=np.float64) for a in host.stage.space}
     runs = np.ones(n)
     if host.vector not in loops:
         return _descend(host, [loops], [np.ones(n, bool)], position, span, runs)
@@ -356,6 +368,6 @@ def _descend(
             for i, a in enumerate(order):
                 here = mask & (position >= level * len(order) + i + 1)
                 size = np.minimum(host.sizes[a][level], span[a])
-                runs = np.where(here, runs * -(-span[a] // np.maximum(size, 1)), runs)
-                span[a] = np.where(here, size, span[a])
+                np.multiply(runs, np.ceil(span[a] / size), out=runs, where=here)
+                np.copyto(span[a], size, where=here)
     return span, runs

@@ -15,7 +15,9 @@ from ir.schedule import Program
 from ir.timing import Failure
 from tasks.workbench import Workbench
 
-UNIT = 8  # programs a translation unit: fewer repeat the prelude, more keep a core waiting at either end of a batch
+UNIT = (
+    16  # programs a translation unit: fewer repeat prelude and parts, more keep a core waiting at either end of a batch
+)
 COMPILER_BYTES = 2 << 30  # address space one compiler may fill
 
 

@@ -37,7 +37,7 @@ class Kept:
 
 def text_of(kernel: Kernel, prelude: str = PRELUDE) -> str:
     """The same for the same translation unit."""
-    return blake2b(f"{prelude}\n{kernel.source}".encode(), digest_size=8).hexdigest()
+    return blake2b(f"{prelude}\n{kernel.text}".encode(), digest_size=8).hexdigest()
 
 
 def kept(folder: Path) -> Kept | None:
@@ -74,4 +74,5 @@ def _kernel(said: Mapping[str, Any]) -> Kernel:
     arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in said["arguments"])
     prepare = tuple((str(name), parse_dag(text)) for name, text in said["prepare"])
     inplace = tuple((str(output), str(read)) for output, read in said["inplace"])
-    return Kernel(**{**said, "arguments": arguments, "prepare": prepare, "inplace": inplace})
+    parts = tuple(map(str, said["parts"]))
+    return Kernel(**{**said, "arguments": arguments, "prepare": prepare, "inplace": inplace, "parts": parts})

@@ -126,7 +126,7 @@ def record_source(store: Store, bench: Workbench, program: Program, key: str) ->
     made = kernel_of(program, key)
     store.append("sources", [{
         "program": key, "target": bench.target.key, "language": made.language, "entry": made.entry,
-        "text": f"{PRELUDE}\n{made.source}",
+        "text": f"{PRELUDE}\n{made.text}",
     }])  # fmt: skip
 
 

@@ -308,7 +308,7 @@ def _section(f: _Found, line: Curve) -> Section:
     dag_text = f.row["dag_text"][:MOST_TEXT]
     if f.best is None:
         return Section(f.placed, (), {}, line, dag_text, "", 0)
-    text = f.best["source_text"] or (kernel_of(f.program, f.best["program"]).source if f.program is not None else "")
+    text = f.best["source_text"] or (kernel_of(f.program, f.best["program"]).text if f.program is not None else "")
     written = f.best["sketch_text"] or ""
     made, rules = steps(written), f.program.sketch.rules if f.program is not None else ()
     chosen = _chosen(f.program, written, f.best["choices"])

@@ -68,7 +68,7 @@ def forms(row: Row, bench: Workbench) -> Forms:
         return out if row["source_text"] is None else {**out, "source": row["source_text"]}
     out["choices"] = "\n".join(f"{name} = {value}" for name, value in program.values.items())
     out["nest"] = text(lower(program).nest)
-    out["source"] = kernel_of(program, row["key"]).source
+    out["source"] = kernel_of(program, row["key"]).text
     return {**out, "assembly": _assembly(row["key"], program, bench)}
 
 

@@ -28,10 +28,11 @@ API = '__attribute__((visibility("default")))'
 
 @dataclass(frozen=True)
 class Bundle:
-    """header: `model.h`. kernels: one function each. driver: tables, the steps, the entry points."""
+    """header: `model.h`. kernels: one function each, parts: what it calls. driver: tables, the steps, the entry points."""
 
     header: str
     kernels: tuple[str, ...]
+    parts: tuple[tuple[str, ...], ...]
     prototypes: tuple[str, ...]
     driver: str
     example: str
@@ -50,7 +51,8 @@ class Bundle:
         return (f"{files[0]}\n{last}",) if len(files) == 1 else (*files, last)
 
     def _kernels(self, first: int, last: int | None) -> str:
-        return "\n".join([*self.prototypes[first:last], *self.kernels[first:last]])
+        parts = dict.fromkeys(p for parts in self.parts[first:last] for p in parts)
+        return "\n".join([*self.prototypes[first:last], *parts, *self.kernels[first:last]])
 
 
 def emit(
@@ -70,10 +72,12 @@ def emit(
     header = _renamed(_header(manifest), prefix)
     functions = tuple(_function(k, f"{prefix}_k{i}") for i, k in enumerate(kernels.values()))
     prototypes = tuple(KERNEL.format(f"{prefix}_k{i}") for i in range(len(functions)))
-    content = "\0".join([repr(asdict(replace(manifest, report=()))), header, PRELUDE, *functions, driver])
+    parts = tuple(k.parts for k in kernels.values())
+    called = (p for own in parts for p in own)
+    content = "\0".join([repr(asdict(replace(manifest, report=()))), header, PRELUDE, *called, *functions, driver])
     manifest = replace(manifest, id=sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32])
     driver = _renamed(f'{driver}\nconst char tilewright_id[] = "{manifest.id}";\n', prefix)
-    return Bundle(header, functions, prototypes, driver, _renamed(EXAMPLE, prefix), manifest)
+    return Bundle(header, functions, parts, prototypes, driver, _renamed(EXAMPLE, prefix), manifest)
 
 
 def _renamed(text: str, prefix: str) -> str:

@@ -202,10 +202,21 @@ class Scope:
     def address(self, x: Access, further: int = 0) -> str:
         """`pointer + constant`, the pointer set up once for all accesses that share their moving part."""
         at = self.fixed(x) + further
-        if x.rest:
-            return f"&{self.element(x)}" + (f" + {further}" if further else "")
-        base = self.pointer(x.buffer, x.moving)
+        base = self.row(x) if x.rest else self.pointer(x.buffer, x.moving)
         return f"{base} + {at}" if at else base
+
+    def row(self, x: Access) -> str:
+        """A pointer for the accesses of one piece of straight code that share what is not linear: see `loads`."""
+        text = f"&{self.element(x, 0)}"
+        if text not in self.loads:
+            name = self.fresh("p")
+            self.line(f"{self.pointee(x.buffer)}{name} = {text};")
+            self.loads[text] = Value(name)
+        return self.loads[text].text
+
+    def pointee(self, b: Buffer) -> str:
+        const = "const " if b.scope == "argument" and b.name not in self.written else ""
+        return f"{const}{CTYPE[b.dtype]} *"
 
     def pointer(self, b: Buffer, moving: Moving) -> str:
         """p = b + i * 64 + k * 8      -->      for (i) { q = b + i * 64; p = q; for (k) { .. p += 8 } }"""
@@ -221,9 +232,8 @@ class Scope:
             start = self.pointer(b, tuple(x for x in moving if x not in here))
         else:
             start, here = b.name, list(moving)
-        const = "const " if b.scope == "argument" and b.name not in self.written else ""
-        name = anchor.pointers[b.name, moving] = self.fresh("p")
-        kind = f"{const}{CTYPE[b.dtype]} *"
+        name, kind = self.fresh("p"), self.pointee(b)
+        anchor.pointers[b.name, moving] = name
         if anchor.before is not None and len(here) == 1 and self.levels[here[0][0]] == level:
             anchor.before.append("  " * (anchor.depth - 1) + f"{kind}{name} = {start};")
             anchor.steps.append((name, here[0][1], kind))
@@ -234,10 +244,11 @@ class Scope:
     def sum_of(self, moving: Iterable[tuple[Axis, int]]) -> str:
         return " + ".join(self.axis(a) if c == 1 else f"{self.axis(a)} * {c}" for a, c in moving)
 
-    def element(self, x: Access) -> str:
+    def element(self, x: Access, at: int | None = None) -> str:
+        """With another constant part, if one is given."""
         parts = [self.sum_of(x.moving)] if x.moving else []
         parts += [f"{self.scalar(i)} * {stride}" if stride != 1 else self.scalar(i) for stride, i in x.rest]
-        at = self.fixed(x)
+        at = self.fixed(x) if at is None else at
         if at or not parts:
             parts.append(str(at))
         return f"{x.buffer.name}[{' + '.join(parts)}]"

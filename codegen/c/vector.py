@@ -100,7 +100,7 @@ class Vectors(Scope):
         return self.load(e, x, v) if x.lane == 1 else self.load_even(e, x, v)
 
     def broadcast(self, e: Read, x: Access) -> Value:
-        text = self.element(x) if x.rest else f"*({self.address(x)})"
+        text = f"*({self.address(x)})"
         if x.buffer.dtype != "float32":
             return Value(text)
         return self.remember(e.tensor, text, f"float {{}} = {text};", "s")

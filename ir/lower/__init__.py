@@ -3,23 +3,29 @@
 Every stage that is left after inlining has a `Tiling`: sizes level by level. The nest of a stage is its levels,
 outermost first; at the innermost S level stands the register tile, whose accumulators live across the last R level.
 A tile that sticks out is a second, smaller register tile behind an `If`, never a scalar tail.
+
+A population's programs differ in a few choices, so what does not depend on them is made once: the DAG after each step,
+and the nest of each `Scene`. Both are remembered by what they are made from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from ir.affine import ZERO, Forms
-from ir.compute import Compute, Dag
-from ir.expr import Expr, Read
+from ir.affine import ZERO
+from ir.compute import Compute, Dag, Input
 from ir.loop import Alloc, Buffer, Nest, Stmt
 from ir.lower.nest import StageNest, positions
 from ir.lower.region import Local, whole
-from ir.schedule import ComputeAt, Fuse, Program, Tile
+from ir.lower.scene import Scene, tensors_read
+from ir.same import Same
+from ir.schedule import Block, ComputeAt, Fuse, Pack, Program, Rfactor, Step, Tile
 from ir.tiling import Tiling, tiling
-from ir.transform import apply, hoist, rewrite_reads, unit_axes
+from ir.transform import apply, hoist, unit_axes
+
+Numbers = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Lowered:
 def lower(program: Program) -> Lowered:
     values = program.values
     steps = program.sketch.steps
-    dag = unit_axes(program.sketch.dag)
+    dag = _without_units(Same(program.sketch.dag))
     tiles = {s.stage: s for s in steps if isinstance(s, Tile)}
 
     def tile(stage: str, axis: str) -> int:
@@ -43,9 +49,44 @@ def lower(program: Program) -> Lowered:
         return int(t.register(a) if a in s.space else t.sizes[a][0])
 
     for step in steps:
-        dag = apply(dag, step, values, tile)
-    dag, prepare = hoist(dag)
+        dag = _applied(Same(dag), step, _numbers(dag, step, values, tile))
+    dag, prepare = _hoisted(Same(dag))
     return Lowered(Builder(dag, program, tiles).nest(), prepare)
+
+
+# --- the DAG, step by step
+
+
+@lru_cache(maxsize=1024)
+def _without_units(dag: Same[Dag]) -> Dag:
+    return unit_axes(dag.it)
+
+
+def _numbers(dag: Dag, step: Step, values: Mapping[str, int], tile: Callable[[str, str], int]) -> Numbers:
+    """What a step asks of the choices."""
+    match step:
+        case Rfactor(stage, _):
+            return ((f"{stage}.rfactor", values[f"{stage}.rfactor"]),)
+        case Pack(stage, _, axis):
+            return tuple((a, tile(stage, a)) for a in (axis, *(r.name for r in dag.stage(stage).reduce)))
+        case Block(stage, _, axis):
+            return ((axis, tile(stage, axis)),)
+        case _:
+            return ()
+
+
+@lru_cache(maxsize=4096)
+def _applied(dag: Same[Dag], step: Step, numbers: Numbers) -> Dag:
+    known = dict(numbers)
+    return apply(dag.it, step, known, lambda stage, axis: known[axis])
+
+
+@lru_cache(maxsize=1024)
+def _hoisted(dag: Same[Dag]) -> tuple[Dag, tuple[tuple[str, Dag], ...]]:
+    return hoist(dag.it)
+
+
+# --- the nests at the root
 
 
 @dataclass
@@ -57,9 +98,7 @@ class Builder:
     tiles: Mapping[str, Tile]
     consumer: dict[str, Compute] = field(default_factory=dict)  # producer -> the stage fused behind it
     host: dict[str, tuple[str, int]] = field(default_factory=dict)  # stage -> (nest it runs in, inside how many loops)
-
-    forms: Forms = field(default_factory=dict)  # linear forms of the stages' indices
-    epilogues: dict[str, Expr] = field(default_factory=dict)
+    choices: dict[str, dict[str, int]] = field(default_factory=dict)  # stage -> what its tiling asked for
 
     def __post_init__(self) -> None:
         values = self.program.values
@@ -92,13 +131,16 @@ class Builder:
 
     @cached_property
     def plans(self) -> dict[str, Tiling]:
-        return {c.name: tiling(c, self.tiles.get(c.name), self.program.values.get) for c in self.dag.computes}
+        return {c.name: self._plan(c) for c in self.dag.computes}
 
-    def epilogue(self, consumer: Compute, producer: str) -> Expr:
-        """A fused consumer's body, with a mark where it reads its producer: index rewriting leaves marks alone."""
-        if consumer.name not in self.epilogues:
-            self.epilogues[consumer.name] = rewrite_reads(consumer.body, producer, lambda r: Read("", (), r.dtype))
-        return self.epilogues[consumer.name]
+    def _plan(self, stage: Compute) -> Tiling:
+        asked, values = self.choices.setdefault(stage.name, {}), self.program.values
+
+        def get(name: str, default: int) -> int:
+            asked[name] = values.get(name, default)
+            return asked[name]
+
+        return tiling(stage, self.tiles.get(stage.name), get)
 
     def nest(self) -> Nest:
         behind = {c.name for c in self.consumer.values()}
@@ -109,12 +151,39 @@ class Builder:
             last = self.consumer.get(c.name, c)
             if last.name not in self.dag.outputs:
                 body.append(Alloc(last.name, last.shape, last.dtype, "workspace"))
-            body += StageNest(
-                self, self.plans[c.name], whole(c.shape), Local(last.name, (ZERO,) * len(c.shape)), {}
-            ).build()
+            body += _nest_of(self._scene(c.name))
         outputs = [self.dag[o] for o in self.dag.outputs]
         return Nest(
             tuple(Buffer(i.name, i.shape, i.dtype) for i in self.dag.inputs),
             tuple(Buffer(o.name, o.shape, o.dtype) for o in outputs),
             tuple(body),
         )
+
+    def _scene(self, root: str) -> Scene:
+        assert self.plans  # which ask for the choices
+        led = {root} | {s for s, (nest, _) in self.host.items() if nest == root}
+        names = led | {c.name for p, c in self.consumer.items() if p in led}
+        stages = tuple(Same(c) for c in self.dag.computes if c.name in names)
+        read = frozenset[str]().union(*map(tensors_read, stages)) - names
+        return Scene(
+            root,
+            stages,
+            tuple(self._given(t) for t in sorted(read)),
+            tuple(self.tiles[s.it.name] for s in stages if s.it.name in self.tiles),
+            tuple(choice for s in stages for choice in self.choices[s.it.name].items()),
+            tuple((s, nest, at) for s, (nest, at) in self.host.items() if nest == root),
+            tuple((p, c.name) for p, c in self.consumer.items() if p in led),
+        )
+
+    def _given(self, tensor: str) -> Input:
+        t = self.dag[tensor]
+        return t if isinstance(t, Input) else Input(t.name, t.shape, t.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _nest_of(scene: Scene) -> tuple[Stmt, ...]:
+    stage = scene.dag.stage(scene.root)
+    out = scene.consumer.get(stage.name, stage).name
+    return StageNest(
+        scene, scene.plans[stage.name], whole(stage.shape), Local(out, (ZERO,) * len(stage.shape)), {}
+    ).build()

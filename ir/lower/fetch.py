@@ -69,15 +69,15 @@ def _pass(nest: StageNest, place: Place) -> _Pass | None:
 
 
 def _is_far(nest: StageNest, read: Read) -> bool:
-    tensor = nest.builder.dag[read.tensor]
-    known = any(i.name == read.tensor and i.constant for i in nest.builder.dag.inputs)
+    tensor = nest.scene.dag[read.tensor]
+    known = any(i.name == read.tensor and i.constant for i in nest.scene.dag.inputs)
     return known and read.tensor.endswith(".pack") and 4 * prod(tensor.shape) >= FAR_BYTES
 
 
 def _fetches(read: Read, nest: StageNest, place: Place, one: _Pass) -> Iterator[Stmt]:
     """A share of the part that the next pass reads: of the next panel, or, behind the last one, the part that follows
     the first panel's in memory. Nothing where it is not known where the parts lie."""
-    shape = nest.builder.dag[read.tensor].shape
+    shape = nest.scene.dag[read.tensor].shape
     start = list(takewhile(lambda x: x is not None, (_start(i, place) for i in read.index)))
     if not 0 < len(start) < len(shape):
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from ir.loop import Alloc, For, If, Stmt
 from ir.lower.fetch import ahead
 from ir.lower.partial import around
 from ir.lower.region import Local, Place, Region, Where, inside_of, region_of, union
+from ir.lower.scene import Scene
 from ir.lower.tile import RegisterTile
 from ir.tiling import Tiling
-
-if TYPE_CHECKING:
-    from ir.lower import Builder
 
 Body = tuple[Stmt, ...]
 MOST_LOCAL = 2 << 20  # bytes of one local buffer: threads have small stacks
@@ -49,7 +46,7 @@ class Level:
 class StageNest:
     """The loops of one stage over one region."""
 
-    builder: Builder
+    scene: Scene
     plan: Tiling
     region: Region
     out: Local
@@ -76,12 +73,12 @@ class StageNest:
         if self.consumer is None:
             return False
         before = self.outer_s * sum(a.extent > 1 for a in self.stage.space)
-        places = {name: at for name, (nest, at) in self.builder.host.items() if nest == self.stage.name}
+        places = {name: at for name, (nest, at) in self.scene.host.items() if nest == self.stage.name}
         return all(places.get(r.tensor, 0) <= before for r in reads(self.consumer.body))
 
     @property
     def consumer(self) -> Compute | None:
-        return self.builder.consumer.get(self.stage.name)
+        return self.scene.consumer.get(self.stage.name)
 
     def build(self) -> Body:
         zero = dict.fromkeys(self.stage.axes, ZERO)
@@ -173,7 +170,7 @@ class StageNest:
 
     def _attached(self, position: int, place: Place, body: Callable[[], Body]) -> Body:
         """P is computed here, its region into a local buffer, before the code that reads it."""
-        b = self.builder
+        b = self.scene
         here = [c for c in b.dag.computes if position and b.host.get(c.name) == (self.stage.name, position)]
         if not here:
             return body()

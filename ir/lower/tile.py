@@ -270,8 +270,8 @@ class RegisterTile:
         if consumer is not None:
             own = self._absolute(index)
             there = dict(zip(consumer.space, own, strict=True))
-            body = self.nest.builder.epilogue(consumer, self.stage.name)
-            value = fill(self._local(place(body, there, self.nest.builder.forms)), value)
+            body = self.nest.scene.epilogue(consumer, self.stage.name)
+            value = fill(self._local(place(body, there, self.nest.scene.forms)), value)
         target = self.nest.out
         return (Store(target.buffer, self._stored(index, target), value),)
 
@@ -299,7 +299,7 @@ class RegisterTile:
         where = dict(zip(self.stage.space, self._absolute(self._index(at)), strict=True))
         for a in self.stage.reduce:
             where[a] = plus(self.offset[a], reduce.get(a, ZERO)) or ZERO
-        return self._local(place(self.stage.body, where, self.nest.builder.forms))
+        return self._local(place(self.stage.body, where, self.nest.scene.forms))
 
     def _local(self, e: Expr) -> Expr:
         for name, local in self.nest.locals.items():

@@ -29,7 +29,7 @@ def sources(request) -> list[str]:
         if any(isinstance(s, Winograd) and s.m == request.param for s in sketch.steps):
             population = sample_valid(space, sketch, 6, np.random.default_rng(0)).population
             lowered = [lower(population.program(i)) for i in range(len(population))]
-            found += [kernel(low.nest, "k", "k_k", frozenset(), low.prepare).source for low in lowered]
+            found += [kernel(low.nest, "k", "k_k", frozenset(), low.prepare).text for low in lowered]
     assert len(found) >= 6
     return found
 
