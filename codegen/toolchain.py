@@ -20,9 +20,11 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 from codegen.kernel import Kernel
@@ -34,6 +36,10 @@ Kind = Literal["gcc", "clang", "zig"]
 VARIABLE = "TILEWRIGHT_CC"
 HINT = "install one with `apt-get install gcc` or `pip install ziglang`, or name it in $" + VARIABLE
 PROBE_SECONDS = 60.0  # the first run of `zig cc` builds parts of libc (5 s measured)
+MOST_OBJECTS = 64  # files with the machine code of parts that a session keeps
+HIDDEN = '__attribute__((visibility("hidden")))'
+# Two units may compile one part at the same time, and an object may hold others than the one that is wanted.
+SHARED = '-DTW_PART=__attribute__((weak,noinline,visibility("hidden")))'
 ERROR = re.compile(r"^(?P<file>[^:\n]+):\d+:\d+: (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
 
 
@@ -221,6 +227,39 @@ def first_error(done: Completed) -> str:
 # ---------------------------------------------------------------------------------------------- building
 
 
+@dataclass
+class Parts:
+    """Machine code of parts, for one compiler, target and prelude: what an earlier unit has brought is linked.
+
+    objects: part -> the object file that holds it, those last used last. They go with the object.
+    """
+
+    around: Path
+    objects: dict[str, Path] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    @cached_property
+    def folder(self) -> tempfile.TemporaryDirectory[str]:
+        self.around.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="parts-", dir=self.around)
+
+    def held(self, parts: Iterable[str]) -> dict[str, Path]:
+        with self.lock:
+            found = {p: self.objects.pop(p) for p in dict.fromkeys(parts) if p in self.objects}
+            self.objects |= found
+        return found
+
+    def bring(self, parts: Iterable[str], file: Path) -> None:
+        """Few files are kept: the programs of a batch descend from those of the last ones."""
+        with self.lock:
+            self.objects |= dict.fromkeys(parts, file)
+            files = list(dict.fromkeys(reversed(self.objects.values())))
+            old = set(files[MOST_OBJECTS:])
+            self.objects = {p: f for p, f in self.objects.items() if f not in old}
+        for f in old:
+            f.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What all units of one `build` share."""
@@ -230,6 +269,7 @@ class _Job:
     directory: Path
     timeout: float
     memory_bytes: int
+    parts: Parts | None
 
 
 def build(
@@ -244,17 +284,19 @@ def build(
     jobs: int | None = None,
     timeout: float = 20.0,
     memory_bytes: int = 2 << 30,
+    parts: Parts | None = None,
 ) -> list[Binary | Failure]:
     """Compile kernels, `unit` a translation unit, `jobs` units at once; answers stand in the order of the kernels.
 
     timeout: seconds a unit, and for each kernel alone after a unit ran out of time. memory_bytes: address space of
-    one compiler; also bounds `jobs` by what is free. Each file gets a path that was never used before.
+    one compiler; also bounds `jobs` by what is free. parts: what earlier calls have compiled. Each file gets a path that
+    was never used before.
     """
     if target.threads > 1 and not compiler.openmp:
         raise ToolchainError(f"{shlex.join(compiler.command)} has no OpenMP run time, so it builds for one thread only")
     directory.mkdir(parents=True, exist_ok=True)
-    command = (*compiler.command, *spoken(flags(target, final), compiler.kind), "-x", "c", "-")
-    job = _Job(command, prelude, directory, timeout, memory_bytes)
+    command = (*compiler.command, *spoken(flags(target, final), compiler.kind))
+    job = _Job(command, prelude, directory, timeout, memory_bytes, parts)
     workers = jobs or slots(memory_bytes)
     size = max(1, min(unit, -(-len(kernels) // workers)))  # a small batch still feeds every worker
     units = [kernels[i : i + size] for i in range(0, len(kernels), size)]
@@ -277,7 +319,7 @@ def available_bytes() -> int:
 def _build_unit(kernels: Sequence[Kernel], job: _Job) -> list[Binary | Failure]:
     """One file; on errors the suspects alone and the rest again; all alone when nobody can be named."""
     path = job.directory / f"{uuid.uuid4().hex}.so"
-    done = execute([*job.command, "-o", str(path), "-lm"], _unit_text(kernels, job), job.timeout, job.memory_bytes)
+    done = _compiled(kernels, job, path)
     if done.code == 0:
         share = done.seconds / len(kernels)
         return [Binary(path, k.entry, k.key, k, share) for k in kernels]
@@ -290,16 +332,45 @@ def _build_unit(kernels: Sequence[Kernel], job: _Job) -> list[Binary | Failure]:
     return [next(others) if named and i not in named else _build_unit([k], job)[0] for i, k in enumerate(kernels)]
 
 
-def _unit_text(kernels: Sequence[Kernel], job: _Job) -> str:
-    """Prelude, then for each kernel a file name of its own for errors, what no kernel before it has brought, its source,
-    and its identity as a symbol."""
-    out, brought = ['#line 1 "prelude"', job.prelude], set[str]()
+def _compiled(kernels: Sequence[Kernel], job: _Job, path: Path) -> Completed:
+    """With `Parts`, new ones go into an object file of their own first, and the unit is linked with all that it calls."""
+    held = job.parts.held(p for k in kernels for p in k.parts) if job.parts is not None else {}
+    called = list(dict.fromkeys(held.values()))
+    seconds = 0.0
+    if job.parts is not None and (
+        new := [p for p in dict.fromkeys(p for k in kernels for p in k.parts) if p not in held]
+    ):
+        file = Path(job.parts.folder.name, f"{path.stem}.o")
+        command = [*(w for w in job.command if w != "-shared"), SHARED, "-ffunction-sections", "-c", "-x", "c", "-"]
+        text = _text(kernels, job.prelude, frozenset(new), entries=False)
+        done = execute([*command, "-o", str(file)], text, job.timeout, job.memory_bytes)
+        if done.code != 0:
+            return done
+        job.parts.bring(new, file)
+        called, seconds = [*called, file], done.seconds
+    own = frozenset(p for k in kernels for p in k.parts) if job.parts is None else frozenset[str]()
+    objects = ["-x", "none", *map(str, called), "-Wl,--gc-sections"] if called else []
+    text = _text(kernels, job.prelude, own)
+    command = [*job.command, "-x", "c", "-", *objects, "-o", str(path), "-lm"]
+    done = execute(command, text, job.timeout, job.memory_bytes)
+    return replace(done, seconds=done.seconds + seconds)
+
+
+def _text(kernels: Sequence[Kernel], prelude: str, parts: frozenset[str], entries: bool = True) -> str:
+    """Prelude, then for each kernel a file name of its own for errors, the parts that no kernel before it has brought (of
+    those that are not among `parts` only what they are called with), its source, and its identity as a symbol."""
+    out, brought = ['#line 1 "prelude"', prelude], set[str]()
     for i, k in enumerate(kernels):
-        new = [p for p in k.parts if p not in brought]
-        brought.update(new)
+        new = [p if p in parts else f"{HIDDEN} {head(p)};" for p in k.parts if p not in brought]
+        brought.update(k.parts)
         symbol = f"const char {k.entry}_id[] = {c_string(identity(k))};"
-        out += [f'#line 1 "kernel{i}"', *new, k.source, symbol]
+        out += [f'#line 1 "kernel{i}"', *new, *([k.source, symbol] if entries else [])]
     return "\n".join(out) + "\n"
+
+
+def head(part: str) -> str:
+    """`TW_PART void f(float *y) { .. }`      -->      `void f(float *y)`"""
+    return part[: part.index(" {")].removeprefix("TW_PART ")
 
 
 def _culprits(done: Completed, count: int) -> set[int]:
@@ -322,18 +393,3 @@ def c_string(text: str) -> str:
 def unbuilt(kernel: Kernel) -> Binary:
     """A binary without a file, for runners that run nothing."""
     return Binary(Path(os.devnull), kernel.entry, kernel.key, kernel)
-
-
-def collect(directory: Path, keep: Iterable[Path], max_bytes: int) -> int:
-    """Delete the oldest shared objects until `max_bytes` are left, never those in `keep`. Returns bytes freed."""
-    kept = {p.resolve() for p in keep}
-    files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in directory.glob("*.so"))
-    excess = sum(size for _, size, _ in files) - max_bytes
-    freed = 0
-    for _, size, f in files:
-        if freed >= excess:
-            break
-        if f.resolve() not in kept:
-            f.unlink(missing_ok=True)
-            freed += size
-    return freed

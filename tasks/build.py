@@ -37,9 +37,8 @@ def build_batch(
 
     def compiled(made: list[Kernel | Failure]) -> list[Binary | Failure]:
         kernels = [k for k in made if isinstance(k, Kernel)]
-        built = iter(
-            build(kernels, bench.compiler, bench.target, folder, prelude=PRELUDE, unit=size, jobs=1) if kernels else ()
-        )
+        where, how = (bench.compiler, bench.target, folder), bench.parts
+        built = iter(build(kernels, *where, prelude=PRELUDE, unit=size, jobs=1, parts=how) if kernels else ())
         return [next(built) if isinstance(k, Kernel) else k for k in made]
 
     with ThreadPoolExecutor(workers) as pool:

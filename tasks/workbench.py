@@ -10,7 +10,7 @@ from pathlib import Path
 from codegen.machine import Machine, harness, probe, target
 from codegen.oracle import Oracle
 from codegen.runner import Runner, Settings
-from codegen.toolchain import Compiler, find_compiler
+from codegen.toolchain import Compiler, Parts, find_compiler
 from ir.target import Target
 
 MACHINE_FILE = "machine.json"
@@ -26,6 +26,7 @@ class Workbench:
     directory: Path
     oracle: Oracle
     runner: Runner
+    parts: Parts
 
     @property
     def peak_gflops(self) -> float:
@@ -77,4 +78,5 @@ def workbench(directory: Path, threads: int, environ: Mapping[str, str], setting
     made = target(machine, threads)
     workers = 1 if threads > 1 else max(1, min(2, machine.cores))
     runner = Runner(made, harness(compiler, made, directory / "harness"), settings or Settings(workers=workers))
-    return Workbench(compiler, machine, made, directory, Oracle(compiler, made, directory / "oracle"), runner)
+    oracle, parts = Oracle(compiler, made, directory / "oracle"), Parts(directory / "built")
+    return Workbench(compiler, machine, made, directory, oracle, runner, parts)

@@ -17,7 +17,7 @@ from codegen.c import PRELUDE
 from codegen.machine import harness, probe, target
 from codegen.oracle import Oracle
 from codegen.runner import Runner, Settings
-from codegen.toolchain import Binary, build, find_compiler
+from codegen.toolchain import Binary, Parts, build, find_compiler
 from ir.compute import Dag
 from ir.schedule import Population
 from ir.target import Target
@@ -39,7 +39,9 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     machine = probe(compiler, folder / "probe")
     made = target(machine, request.param)
     with Runner(made, harness(compiler, made, folder / "harness"), QUICK) as runner:
-        yield Workbench(compiler, machine, made, folder, Oracle(compiler, made, folder / "oracle"), runner)
+        yield Workbench(
+            compiler, machine, made, folder, Oracle(compiler, made, folder / "oracle"), runner, Parts(folder)
+        )
 
 
 @pytest.mark.compiler

@@ -137,7 +137,7 @@ def _part(piece: Piece, operands: tuple[_Given, ...]) -> tuple[str, str]:
     text = f"({', '.join(parameters)}) {{\n{e.text()}}}\n"
     stem = next((e.buffers[g.name].name for g in operands if g.name in written), "part")
     name = f"{stem}_{sha256(text.encode()).hexdigest()[:16]}"
-    return name, f"static __attribute__((noinline)) void {name}{text}"
+    return name, f"TW_PART void {name}{text}"
 
 
 @dataclass(frozen=True, slots=True)

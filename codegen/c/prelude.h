@@ -2,6 +2,11 @@
 #include <math.h>
 #include <stdint.h>
 
+/* A nest of a kernel as a function: the same code in whatever kernel calls it, so never inlined. */
+#ifndef TW_PART
+#define TW_PART static __attribute__((noinline))
+#endif
+
 static inline float tw_maxf(float a, float b) { return a > b || a != a ? a : b; }   /* a NaN on either side stays */
 static inline float tw_minf(float a, float b) { return a < b || a != a ? a : b; }
 static inline double tw_max(double a, double b) { return a > b || a != a ? a : b; }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ import ir.lower
 import ir.lower.scene
 from codegen.c import PRELUDE, emit, kernel
 from codegen.kernel import Kernel
-from codegen.toolchain import Binary, build, find_compiler
+from codegen.toolchain import Binary, Parts, build, find_compiler
 from ir.lower import lower
 from ir.schedule import Program, Sketch
 from ir.target import Target
@@ -25,7 +28,7 @@ from tasks.space import space_of
 from tests.zoo_dags import ZOO
 
 TARGET = Target(vector_bytes=32, vector_registers=16, features=("avx2", "fma"))
-NAME = re.compile(r"static __attribute__\(\(noinline\)\) void (\w+)\(")
+NAME = re.compile(r"^TW_PART void (\w+)\(")
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +70,53 @@ def test_what_is_remembered_is_what_would_be_made(programs):
 
 
 @pytest.mark.compiler
-def test_a_file_holds_each_part_once_and_a_fault_in_one_costs_those_that_call_it(programs, tmp_path):
-    compiler = find_compiler(os.environ)
-    kernels = made(programs[:12])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_fault_in_a_part_costs_those_that_call_it(programs, tmp_path, kept):
+    compiler, kernels = find_compiler(os.environ), made(programs[:12])
+    parts = Parts(tmp_path) if kept else None
     counts = Counter(p for k in kernels for p in k.parts)
     shared, calls = counts.most_common(1)[0]
     assert 1 < calls < len(kernels)
-    assert all(isinstance(b, Binary) for b in build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE))
     broken = shared.replace("{", "{ this is no C;", 1)
-    wrong = [
-        Kernel(k.key, k.entry, k.source, k.arguments, k.prepare, k.workspace_bytes,
-               parts=tuple(broken if p == shared else p for p in k.parts))
-        for k in kernels
-    ]  # fmt: skip
-    answers = build(wrong, compiler, TARGET, tmp_path, prelude=PRELUDE)
+    wrong = [replace(k, parts=tuple(broken if p == shared else p for p in k.parts)) for k in kernels]
+    answers = build(wrong, compiler, TARGET, tmp_path, prelude=PRELUDE, parts=parts)
     assert [isinstance(a, Binary) for a in answers] == [shared not in k.parts for k in kernels]
+    answers = build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE, parts=parts)
+    assert all(isinstance(a, Binary) for a in answers)
+
+
+@pytest.mark.compiler
+def test_what_was_compiled_is_linked_and_is_the_same_code(programs, tmp_path):
+    """The machine code of every function, wherever it was compiled; and an object that is gone is made again."""
+    compiler, kernels, parts = find_compiler(os.environ), made(programs[-12:]), Parts(tmp_path)
+    one = build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE, unit=12, jobs=1)
+    first = build(kernels[:8], compiler, TARGET, tmp_path, prelude=PRELUDE, unit=4, jobs=2, parts=parts)
+    files = set(parts.objects.values())
+    again = build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE, unit=12, jobs=1, parts=parts)
+    assert len(set(parts.objects.values())) == len(files) + 1, "what is new is one more file"
+    names = sorted({NAME.search(p)[1] for k in kernels for p in k.parts})
+    codes = [code(b.path) for b in (one[0], again[0])]
+    assert all(codes[0][n] == codes[1][n] for n in names) and len(names) > 20
+    assert not any(n in code(first[0].path) for n in names if all(n not in p for k in kernels[:4] for p in k.parts))
+    build(kernels[:1], compiler, TARGET, tmp_path, prelude=PRELUDE, parts=parts)
+    parts.folder.cleanup()
+    lost = build(kernels, compiler, TARGET, tmp_path, prelude=PRELUDE, parts=parts)
+    assert all(isinstance(b, Binary) for b in lost)
+
+
+def code(path: Path) -> dict[str, list[str]]:
+    """Function -> its instructions, without addresses."""
+    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True).stdout
+    out: dict[str, list[str]] = {}
+    for block in text.split("\n\n"):
+        found = re.match(r"[0-9a-f]+ <(\w+)>:\n", block)
+        if found:
+            lines = (line.split("\t", 1)[-1] for line in block.splitlines()[1:])
+            plain = [re.sub(r"[0-9a-f]+ <.*>|0x[0-9a-f]+\(%rip\)|#.*", "", line).rstrip() for line in lines]
+            while "nop" in plain[-1] or plain[-1].startswith("xchg"):  # up to where the next function begins
+                plain.pop()
+            out[found[1]] = plain
+    return out
 
 
 @pytest.mark.parametrize(("name", "parts"), [("total", 0), ("softmax", 4)])

@@ -20,7 +20,6 @@ from codegen.toolchain import (
     ToolchainError,
     build,
     c_string,
-    collect,
     execute,
     find_compiler,
     first_error,
@@ -230,16 +229,6 @@ def test_a_string_is_plain_ascii() -> None:
 def test_slots_are_bounded_by_memory() -> None:
     assert slots(1 << 60) == 1
     assert 1 <= slots(1 << 20) <= len(os.sched_getaffinity(0))
-
-
-def test_collect_removes_the_oldest_and_spares_the_kept(tmp_path: Path) -> None:
-    files = [tmp_path / f"{i}.so" for i in range(5)]
-    for age, f in enumerate(files):
-        f.write_bytes(b"x" * 100)
-        os.utime(f, (age, age))
-    assert collect(tmp_path, [files[0]], max_bytes=250) == 300
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.so", "4.so"]
-    assert collect(tmp_path, [], max_bytes=1000) == 0
 
 
 def test_unbuilt_has_no_file() -> None:
