@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -243,9 +243,15 @@ class Parts:
         self.around.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix="parts-", dir=self.around)
 
+    def new_file(self) -> Path:
+        folder = Path(self.folder.name)
+        folder.mkdir(parents=True, exist_ok=True)  # artefacts may be deleted at any time
+        return folder / f"{uuid.uuid4().hex}.o"
+
     def held(self, parts: Iterable[str]) -> dict[str, Path]:
         with self.lock:
             found = {p: self.objects.pop(p) for p in dict.fromkeys(parts) if p in self.objects}
+            found = {p: f for p, f in found.items() if f.is_file()}
             self.objects |= found
         return found
 
@@ -270,6 +276,13 @@ class _Job:
     timeout: float
     memory_bytes: int
     parts: Parts | None
+
+    def run(self, words: Sequence[str], text: str, file: Path, objects: Iterable[Path] = ()) -> Completed:
+        """Text and objects -> a shared object, or with -c an object."""
+        command = [w for w in self.command if w != "-shared" or "-c" not in words]
+        linked = ["-x", "none", *sorted(map(str, objects)), "-lm"] if "-c" not in words else []
+        whole = [*command, *words, "-x", "c", "-", *linked, "-o", str(file)]
+        return execute(whole, text, self.timeout, self.memory_bytes)
 
 
 def build(
@@ -334,29 +347,22 @@ def _build_unit(kernels: Sequence[Kernel], job: _Job) -> list[Binary | Failure]:
 
 def _compiled(kernels: Sequence[Kernel], job: _Job, path: Path) -> Completed:
     """With `Parts`, new ones go into an object file of their own first, and the unit is linked with all that it calls."""
-    held = job.parts.held(p for k in kernels for p in k.parts) if job.parts is not None else {}
-    called = list(dict.fromkeys(held.values()))
-    seconds = 0.0
-    if job.parts is not None and (
-        new := [p for p in dict.fromkeys(p for k in kernels for p in k.parts) if p not in held]
-    ):
-        file = Path(job.parts.folder.name, f"{path.stem}.o")
-        command = [*(w for w in job.command if w != "-shared"), SHARED, "-ffunction-sections", "-c", "-x", "c", "-"]
-        text = _text(kernels, job.prelude, frozenset(new), entries=False)
-        done = execute([*command, "-o", str(file)], text, job.timeout, job.memory_bytes)
+    wanted = dict.fromkeys(p for k in kernels for p in k.parts)
+    if job.parts is None or not wanted:
+        return job.run((), _text(kernels, job.prelude, wanted), path)
+    objects, seconds = job.parts.held(wanted), 0.0
+    if new := [p for p in wanted if p not in objects]:
+        file = job.parts.new_file()
+        done = job.run(("-c", SHARED, "-ffunction-sections"), _text(kernels, job.prelude, new, entries=False), file)
         if done.code != 0:
             return done
         job.parts.bring(new, file)
-        called, seconds = [*called, file], done.seconds
-    own = frozenset(p for k in kernels for p in k.parts) if job.parts is None else frozenset[str]()
-    objects = ["-x", "none", *map(str, called), "-Wl,--gc-sections"] if called else []
-    text = _text(kernels, job.prelude, own)
-    command = [*job.command, "-x", "c", "-", *objects, "-o", str(path), "-lm"]
-    done = execute(command, text, job.timeout, job.memory_bytes)
+        objects, seconds = objects | dict.fromkeys(new, file), done.seconds
+    done = job.run(("-Wl,--gc-sections",), _text(kernels, job.prelude), path, set(objects.values()))
     return replace(done, seconds=done.seconds + seconds)
 
 
-def _text(kernels: Sequence[Kernel], prelude: str, parts: frozenset[str], entries: bool = True) -> str:
+def _text(kernels: Sequence[Kernel], prelude: str, parts: Collection[str] = (), entries: bool = True) -> str:
     """Prelude, then for each kernel a file name of its own for errors, the parts that no kernel before it has brought (of
     those that are not among `parts` only what they are called with), its source, and its identity as a symbol."""
     out, brought = ['#line 1 "prelude"', prelude], set[str]()
