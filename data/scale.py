@@ -242,11 +242,13 @@ def _lane(world: World, place: Place, lane: Drawn, count: int, start: datetime) 
     seconds = np.concatenate([true, true[again]])
     timed = fate == len(ERRORS)
     measured = _measurements(draw, place, lane.key, keys + final_keys, turn, seconds, timed, fate, search, created)
-    sources = pa.table({
-        "program": [keys[int(order[0])]], "target": [place.target], "language": ["c"], "entry": ["kernel"],
-        "text": [f"void kernel(float *a) {{ /* {keys[0]} */ }}\n" * 60], "created": created[-1:],
-    })  # fmt: skip
     proposed = _programs(draw, place, lane, keys, batch, true, created[:search])
+    won = proposed.slice(int(order[0]), 1)
+    sources = pa.table({
+        "program": won["key"], "target": [place.target], "language": ["c"], "entry": ["kernel"],
+        "text": [f"void kernel(float *a) {{ /* {keys[0]} */ }}\n" * 60], "sketch": won["sketch"], "choices": won["choices"],
+        "created": created[-1:],
+    })  # fmt: skip
     return proposed, measured, _rounds(draw, place, lane, batch, timed, true, created[:search]), sources
 
 

@@ -204,6 +204,8 @@ SOURCES = Table("sources", "Generated code worth keeping: a record stays usable 
     Column("language", TEXT, "c or cuda"),
     Column("entry",    TEXT, "name of the function to call"),
     Column("text",     TEXT, "the whole translation unit"),
+    Column("sketch",   TEXT, "sketches.key of the program; NULL: not recorded", NULL),
+    Column("choices",  INTS, "as in programs, among millions of which it need not be looked for; NULL: not recorded", NULL),
     CREATED,
 ))  # fmt: skip
 

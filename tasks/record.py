@@ -121,11 +121,11 @@ def record_finalists(
     ])  # fmt: skip
 
 
-def record_source(store: Store, bench: Workbench, program: Program, key: str) -> None:
+def record_source(store: Store, bench: Workbench, program: Program, key: str, sketch: str) -> None:
     """The C of a winner, to be read and built when no rule makes its sketch any more."""
     made = kernel_of(program, key)
     store.append("sources", [{
-        "program": key, "target": bench.target.key, "language": made.language, "entry": made.entry,
+        "program": key, "sketch": sketch, "choices": list(program.choices), "target": bench.target.key, "language": made.language, "entry": made.entry,
         "text": f"{PRELUDE}\n{made.text}",
     }])  # fmt: skip
 

@@ -289,7 +289,7 @@ def confirm(session: Session, lane: Lane) -> list[tuple[Proposal, Timing]]:
         record.record_finalists(session.store, session.run, session.bench, lane, found, session.rounds)
         best, timing = found[0]
         if lane.champion is None or best.key != lane.champion.key:
-            record.record_source(session.store, session.bench, lane.program(best), best.key)
+            record.record_source(session.store, session.bench, lane.program(best), best.key, best.sketch_key)
         lane.confirmed_seconds = middle(timing)
         lane.incumbent = Incumbent(best.key, middle(timing), best)
     return found

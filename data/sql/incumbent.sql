@@ -1,4 +1,5 @@
--- Which program must the next batch of a workload beat? The one with the lowest drift-corrected time, confirmed or not.
+-- Which program must the next batch of a workload beat? The one with the lowest drift-corrected time, confirmed or not;
+-- `find` shows it.
 --   $workload VARCHAR  workloads.key; NULL: every workload, a row each
 --   $target   VARCHAR
 --   $device   VARCHAR  devices.key; NULL: any machine
@@ -27,15 +28,5 @@ best AS MATERIALIZED (
     FROM found SEMI JOIN near USING (workload, device, program)
     GROUP BY workload, device, program
     QUALIFY row_number() OVER (PARTITION BY workload ORDER BY median(score), program, device) = 1
-),
-proposed AS (
-    SELECT p.workload, p.key, any_value(p.sketch) AS sketch, any_value(p.choices) AS choices
-    FROM programs p SEMI JOIN best b ON b.program = p.key
-    WHERE p.target = $target::VARCHAR
-      AND ($workload::VARCHAR IS NULL OR p.workload = $workload::VARCHAR)
-    GROUP BY p.workload, p.key
 )
-SELECT r.workload, r.program, p.sketch, p.choices, r.score, r.fastest_seconds, r.confirmed, r.device, r.run, r.round
-FROM best r
-JOIN proposed p ON p.workload = r.workload AND p.key = r.program
-ORDER BY r.workload;
+SELECT workload, program, score, fastest_seconds, confirmed, device, run, round FROM best ORDER BY workload;
