@@ -251,6 +251,15 @@ def all_of(*conditions: Expr) -> Expr:
     return out
 
 
+def conjuncts(c: Expr) -> tuple[Expr, ...]:
+    """What `all_of` joined."""
+    match c:
+        case Op("and", (a, b)):
+            return (*conjuncts(a), *conjuncts(b))
+        case _:
+            return (c,)
+
+
 def dtype_of(e: Expr) -> str:
     match e:
         case Const(_, dtype) | Param(_, dtype) | Read(_, _, dtype) | Cast(dtype, _):

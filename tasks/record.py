@@ -125,8 +125,8 @@ def record_source(store: Store, bench: Workbench, program: Program, key: str, sk
     """The C of a winner, to be read and built when no rule makes its sketch any more."""
     made = kernel_of(program, key)
     store.append("sources", [{
-        "program": key, "sketch": sketch, "choices": list(program.choices), "target": bench.target.key, "language": made.language, "entry": made.entry,
-        "text": f"{PRELUDE}\n{made.text}",
+        "program": key, "sketch": sketch, "choices": list(program.choices), "target": bench.target.key,
+        "language": made.language, "entry": made.entry, "text": f"{PRELUDE}\n{made.text}",
     }])  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from math import isnan
 from codegen.c.scalar import INFIX
 from codegen.c.scope import Access, Buffer, Scope, Value
 from ir.affine import Affine, affine, bounds, expression, plus, scale
-from ir.expr import Axis, Cast, Const, Expr, Op, Read, all_of, dtype_of, walk
+from ir.expr import Axis, Cast, Const, Expr, Op, Read, all_of, conjuncts, dtype_of, walk
 
 VECTOR_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 VECTOR_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
@@ -296,14 +296,6 @@ class Vectors(Scope):
         if name == "not":
             return Value(f"(~{values[0].text})", "m")
         return Value(f"({values[0].text} {'&' if name == 'and' else '|'} {values[1].text})", "m")
-
-
-def conjuncts(c: Expr) -> tuple[Expr, ...]:
-    match c:
-        case Op("and", (a, b)):
-            return (*conjuncts(a), *conjuncts(b))
-        case _:
-            return (c,)
 
 
 def at_least_zero(c: Expr) -> Affine | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ir.affine import ZERO, Affine, expression, place, plus, simplify
-from ir.expr import Axis, Const, Expr, Op, Read, lt, select
+from ir.expr import Axis, Const, Expr, Op, Read, all_of, axes, conjuncts, lt, reads, select
 from ir.loop import Alloc, For, If, LoopKind, Stmt, Store
 from ir.lower.region import Local, Place, relative
 from ir.transform import rewrite_reads
@@ -41,10 +41,26 @@ class RegisterTile:
 
     def build(self) -> Body:
         if not self.stage.reduce:
-            return self._each(lambda at, lane, acc: self._finish(at, self._value(at, {})))
+            return self._guarded(self.stage.body)
         dims = (*(self.active[a] for a in self.rows), self.vectors, self.plan.lanes)
         alloc = Alloc(self.acc, dims, self.stage.dtype, "register")
         return (alloc, *self._start(), *self._reduce(), *self._joined())
+
+    def _guarded(self, body: Expr) -> Body:
+        """for p: s = select(c, a, b)      -->      if c: for p: s = a; else for p: s = b      of what all points share"""
+        match body:
+            case Op("select", (c, then, otherwise)):
+                shared = [k for k in conjuncts(c) if self._is_shared(k)]
+                rest = [k for k in conjuncts(c) if k not in shared]
+                if shared and (not rest or isinstance(otherwise, Const)):  # else `otherwise` would be written twice
+                    inner = select(all_of(*rest), then, otherwise) if rest else then
+                    holds = self._placed(all_of(*shared), {}, {})
+                    return (If(holds, self._guarded(inner), self._guarded(otherwise)),)
+        return self._each(lambda at, lane, acc: self._finish(at, self._placed(body, at, {})))
+
+    def _is_shared(self, condition: Expr) -> bool:
+        moving = {*self.rows, self.plan.vector}
+        return not reads(condition) and not any(a in moving for a in axes(condition))
 
     # --- points of the tile
 
@@ -296,10 +312,13 @@ class RegisterTile:
         return tuple(expression(plus(self.inner[a], at.get(a, ZERO)) or ZERO) for a in self.stage.space)
 
     def _value(self, at: dict[Axis, Affine], reduce: dict[Axis, Affine]) -> Expr:
+        return self._placed(self.stage.body, at, reduce)
+
+    def _placed(self, e: Expr, at: dict[Axis, Affine], reduce: dict[Axis, Affine]) -> Expr:
         where = dict(zip(self.stage.space, self._absolute(self._index(at)), strict=True))
         for a in self.stage.reduce:
             where[a] = plus(self.offset[a], reduce.get(a, ZERO)) or ZERO
-        return self._local(place(self.stage.body, where, self.nest.scene.forms))
+        return self._local(place(e, where, self.nest.scene.forms))
 
     def _local(self, e: Expr) -> Expr:
         for name, local in self.nest.locals.items():

@@ -57,3 +57,15 @@ def test_the_tables_of_a_transform_are_numbers_in_the_text_and_their_zeros_are_n
             "which row of a table it is must be known when the text is written"
         )
         assert re.search(r"\+ \(?1\.0f \* t\d+\)", source), "ones are there"
+
+
+def test_a_guard_that_all_points_of_a_tile_share_stands_around_them(sources):
+    """A padded row is copied or cleared as a whole."""
+    found = 0
+    for source in sources:
+        for body in re.findall(r"void pad_\w+\(.*?\n}\n", source, re.DOTALL):
+            stores = body.count("*(u8f *)(")
+            guards = len(re.findall(r"if \([^{]*pad_i[01]", body))
+            found += stores > 2 * guards > 0
+            assert guards <= 1 + body.count("} else {\n") and not re.search(r"v8f t\d+;\n *if", body), body
+    assert found
