@@ -9,19 +9,20 @@ wrong AS MATERIALIZED (
       AND ($workload::VARCHAR IS NULL OR workload = $workload::VARCHAR)
       AND ($device::VARCHAR IS NULL OR device = $device::VARCHAR)
 ),
-lowest AS MATERIALIZED (
-    SELECT workload, device, arg_min(program, score) AS program FROM found ANTI JOIN wrong USING (device, program)
-    GROUP BY workload, device
+few AS (  -- a guess at the best: without those that were wrong it may be empty, and then nothing is ruled out below
+    SELECT workload, device, unnest(arg_min(program, score, 16)) AS program FROM found GROUP BY workload, device
 ),
-bounded AS MATERIALIZED (
-    SELECT workload, device, max(score) AS bound FROM found JOIN lowest USING (workload, device, program)
-    GROUP BY workload, device
+worst AS (
+    SELECT workload, device, program, max(score) AS bound
+    FROM found SEMI JOIN (FROM few ANTI JOIN wrong USING (device, program)) USING (workload, device, program)
+    GROUP BY workload, device, program
 ),
-near AS MATERIALIZED (  -- a median lies between the least and the greatest score: nothing else can have a lower one
-    SELECT DISTINCT f.workload, f.device, f.program
-    FROM found f JOIN bounded b USING (workload, device) ANTI JOIN wrong USING (device, program)
-    WHERE f.score <= b.bound
+bounded AS MATERIALIZED (SELECT workload, device, min(bound) AS bound FROM worst GROUP BY workload, device),
+below AS (  -- a median lies between the least and the greatest score: nothing else can have a lower one
+    SELECT DISTINCT f.workload, f.device, f.program FROM found f LEFT JOIN bounded b USING (workload, device)
+    WHERE f.score <= coalesce(b.bound, 'infinity')
 ),
+near AS MATERIALIZED (FROM below ANTI JOIN wrong USING (device, program)),
 best AS MATERIALIZED (
     SELECT workload, device, program, median(score) AS score, min(best_seconds) AS fastest_seconds,
            bool_or(confirmed) AS confirmed, arg_max(run, created) AS run, arg_max(round, created) AS round
