@@ -136,13 +136,29 @@ static inline int64_t tw_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
   static inline v##L##f tw_atleast##L(v##L##f a, v##L##f b) { return tw_select##L(b > a, b, a); }                      \
   static inline v##L##f tw_atmost##L(v##L##f a, v##L##f b) { return tw_select##L(b < a, b, a); }
 
+/* The first n lanes of memory, zeros behind them; nothing else is touched. A masked load, for what was written to the stack
+ * in pieces cannot be forwarded to a load of the whole. Stores in pieces: masked ones take dozens of cycles on some cores. */
+#ifdef __AVX__
+#define TW_LOADED4(p, n) __builtin_ia32_maskloadps((const v4f *)(p), (v4i){0, 1, 2, 3} < (n))
+#define TW_LOADED8(p, n) __builtin_ia32_maskloadps256((const v8f *)(p), (v8i){0, 1, 2, 3, 4, 5, 6, 7} < (n))
+#else
+#define TW_LOADED4(p, n) ({ v4f v = {}; __builtin_memcpy(&v, p, 4 * (n)); v; })
+#endif
+
 #define TW_PARTIAL(L)                                                                                                  \
-  static inline v##L##f tw_load##L(const float *p, int n) {                                                            \
-    v##L##f v = {};                                                                                                    \
-    __builtin_memcpy(&v, p, 4 * n);                                                                                    \
-    return v;                                                                                                          \
-  }                                                                                                                    \
-  static inline void tw_store##L(float *p, v##L##f v, int n) { __builtin_memcpy(p, &v, 4 * n); }
+  static inline v##L##f tw_load##L(const float *p, int n) { return TW_LOADED##L(p, n); }                               \
+  static inline void tw_store##L(float *p, v##L##f v, int n) {                                                         \
+    if (__builtin_constant_p(n) || n >= L) {                                                                           \
+      __builtin_memcpy(p, &v, 4 * (n < L ? n : L));                                                                    \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    float row[L];                                                                                                      \
+    __builtin_memcpy(row, &v, 4 * L);                                                                                  \
+    const int behind = n & 4, last = n & 6;                                                                            \
+    if (L > 4 && behind) __builtin_memcpy(p, row, 16);                                                                 \
+    if (n & 2) __builtin_memcpy(p + behind, row + behind, 8);                                                          \
+    if (n & 1) p[last] = row[last];                                                                                    \
+  }
 
 TW_FLOATS(4, 16)
 TW_COMPARED(4)

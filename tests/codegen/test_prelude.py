@@ -16,6 +16,8 @@ WIDTHS = {4: ("-msse2", ""), 8: ("-mavx2", "avx2"), 16: ("-mavx512f -mavx512bw -
 
 # x[i] = i: what a function picks shows where it read. `bad` counts wrong elements, and those that were touched too.
 CHECKS = r"""
+#include <sys/mman.h>
+#include <unistd.h>
 #include "%s"
 #define L %d
 #define JOIN(a, b) a##b
@@ -36,9 +38,29 @@ static int lanes_differ(vec got, int from, int step, int low, int high) {
   for (int l = 0; l < L; l++) bad += got[l] != (l >= low && l < high ? x[from + l * step] : 0);
   return bad;
 }
+/* At the end of what may be touched. */
+static int partial(float *end, int n) {
+  float *p = end - n;
+  int bad = 0;
+  for (int i = 0; i < n; i++) p[i] = i + 1;
+  p[-1] = -1;
+  vec v = F(tw_load, L)(p, n);
+  for (int l = 0; l < L; l++) bad += v[l] != (l < n ? l + 1 : 0);
+  F(tw_store, L)(p, v + 1, n);
+  for (int i = 0; i < n; i++) bad += p[i] != i + 2;
+  return bad + (p[-1] != -1);
+}
+#define FIXED(n) { float *p = end - n; p[-1] = -1; for (int i = 0; i < n; i++) p[i] = 7; vec v = F(tw_load, L)(p, n); \
+  F(tw_store, L)(p, v + 1, n); bad += v[n - 1] != 7 || (n < L && v[n] != 0) || p[0] != 8 || p[n - 1] != 8 || p[-1] != -1; }
 int main(void) {
   for (int i = 0; i < 4096; i++) x[i] = i;
+  const size_t page = sysconf(_SC_PAGESIZE);
+  char *two = mmap(0, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (two == MAP_FAILED || mprotect(two + page, page, PROT_NONE)) return 2;
+  float *end = (float *)(two + page);
   int bad = turned(L, L, 1);
+  for (volatile int n = 1; n <= L; n++) bad += partial(end, n);
+  FIXED(1) FIXED(2) FIXED(3) FIXED(4)
   for (int r = 1; r <= L; r++)
     for (int n = 1; n <= L; n++) bad += turned(r, n, 0);
   bad += lanes_differ(F(tw_even, L)(x + 5), 5, 2, 0, L);
@@ -52,7 +74,7 @@ int main(void) {
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("lanes", WIDTHS)
-def test_turns_evens_and_windows(lanes: int, tmp_path: Path) -> None:
+def test_turns_evens_windows_and_parts(lanes: int, tmp_path: Path) -> None:
     flags, feature = WIDTHS[lanes]
     if feature and feature not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this processor has no {feature}")
