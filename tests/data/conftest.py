@@ -50,7 +50,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "key": "d", "isa": ["avx2", "fma"], "vector_bytes": 32, "cores": 2, "peak_gflops": 90.0,
         "memory": [{"level": "L1", "bytes": 32768, "gb_per_second": 200.0}], "compiler": "cc 1", "measured": NOON,
     },
-    "sources": {"program": "p", "target": TARGET, "language": "c", "entry": "kernel", "text": "void kernel(void) {}"},
+    "sources": {"program": "p", "target": TARGET, "language": "c", "entry": "kernel", "text": "void kernel(void) {}",
+                "sketch": None, "choices": None},
     "environments": {
         "key": "e", "compiler": "cc 1", "flags": "-O3", "code": "0.1 abc", "kernel": "Linux 6", "microcode": "0x1",
         "libraries": "libc 2", "probe": "abc",
