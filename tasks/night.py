@@ -28,6 +28,7 @@ from tasks.kept import keep, kept, text_of
 from tasks.lease import Say, leased, warn
 from tasks.model import Model
 from tasks.registry import Registration
+from tasks.regression import RULE, Rule
 from tasks.standing import PROBE, Watched, folder_of
 from tasks.workbench import Workbench, workbench
 
@@ -75,6 +76,7 @@ class Night:
     now: Environment = Environment(*[""] * 7)
     watched: dict[str, Watched] = field(default_factory=dict)
     decided: dict[str, str] = field(default_factory=dict)  # workload -> program, by earlier nights
+    rule: Rule = RULE  # what counts as a change on this machine
     suspects: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)

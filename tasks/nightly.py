@@ -28,7 +28,16 @@ from tasks.diary import (
 from tasks.kept import keep, text_of
 from tasks.night import Night, close
 from tasks.promotion import decide, weigh
-from tasks.regression import RULE, Shift, between_nights, side_by_side, suspicious, verdicts
+from tasks.regression import (
+    RULE,
+    Sample,
+    Shift,
+    between_nights,
+    of_this_machine,
+    side_by_side,
+    suspicious,
+    verdicts,
+)
 from tasks.standing import Contest, Role, Watched, decided_rows, folder_of, measured, rebuilt_for, watched
 from tasks.workbench import Workbench
 
@@ -50,26 +59,42 @@ def look(night: Night) -> Night:
             night.decided = {key: row["program"] for key, row in decided.items()}
             rows = record.confirmed(source, bench) | decided
             night.watched = watched(source, bench, night.model, rows, night.now)
+        night.rule = of_this_machine([[p.samples for p in w.past] for w in night.watched.values()])
         found = night.watched.values()
         measured(bench, [Contest(w, FIRST, w.binaries, KNOWN if w.past else NEW) for w in found], FIRST)
     _record_look(night, FIRST)
-    night.suspects = [key for key, w in night.watched.items() if _suspect(w)]
+    night.suspects = [key for key, w in night.watched.items() if _suspect(night, w)]
     return night
 
 
-def _suspect(w: Watched) -> bool:
-    return bool(w.failed) or any(suspicious(shift) for shift in _shifts(w, FIRST).values())
+def _suspect(night: Night, w: Watched) -> bool:
+    return bool(w.failed) or any(suspicious(shift) for shift in _shifts(night, w, FIRST).values())
 
 
-def _shifts(w: Watched, look: int) -> dict[Role, Shift | None]:
+def _shifts(night: Night, w: Watched, look: int) -> dict[Role, Shift | None]:
     """What a look says: of the kept binary against its earlier nights, of the new one against the kept one."""
     now, new = w.samples(look, "kept"), w.samples(look, "built")
     out: dict[Role, Shift | None] = {}
     if w.past and "kept" not in w.failed:
-        out["kept"] = between_nights([p.samples for p in w.past], now, w.clocked)
+        out["kept"] = between_nights(_normal(night, w), now, w.clocked, night.rule)
     if w.built is not None and not w.failed:
         out["built"] = side_by_side([s.seconds for s in now], [s.seconds for s in new])
     return out
+
+
+def _normal(night: Night, w: Watched) -> list[tuple[Sample, ...]]:
+    """The nights to compare with: without the last one, if that differed and nothing says why."""
+    nights = [p.samples for p in w.past]
+    return nights[:-1] if _last_night(night, w) is not None else nights
+
+
+def _last_night(night: Night, w: Watched) -> Shift | None:
+    """What was large on the night before, which by time alone was no change yet."""
+    nights = [p.samples for p in w.past]
+    if len(nights) < 2 or _explained(night, w):
+        return None
+    found = between_nights(nights[:-1], nights[-1], w.clocked, night.rule)
+    return found if found is not None and found.large else None
 
 
 def _record_look(night: Night, look: int) -> None:
@@ -113,12 +138,29 @@ def judged(night: Night) -> list[Change]:
     """Failures first, then changes, the worst first; certain for all suspects of the night together."""
     suspects = [night.watched[key] for key in night.suspects]
     failed = [_failed(night, w, f) for w in suspects if (f := w.failure) is not None]
-    seen = [(w, role, shift) for w in suspects for role, shift in _shifts(w, AGAIN).items() if shift is not None]
+    seen = [
+        (w, role, shift)
+        for w in suspects
+        for role, shift in _shifts(night, w, AGAIN).items()
+        if shift is not None and (role == "built" or _explained(night, w) or _lasts(night, w, shift))
+    ]
     said = verdicts([shift for _, _, shift in seen])
     found = [
         _change(night, w, role, shift, sure) for (w, role, shift), (true, sure) in zip(seen, said, strict=True) if true
     ]
     return failed + sorted(found, key=lambda c: -(c.ratio or 0.0))
+
+
+def _explained(night: Night, w: Watched) -> bool:
+    """Something that acts on running programs is not what it was on the night before."""
+    return bool(changes(w.past[-1].environment, w.ran_in(night.now, "kept"), AT_RUN))
+
+
+def _lasts(night: Night, w: Watched, shift: Shift) -> bool:
+    """The night before had it too. By time alone a program changes for an evening, whatever its neighbours' memory traffic
+    does (nights on a shared machine: up to 2.7 times, and back); what stays is worth an alarm one night later."""
+    before = _last_night(night, w)
+    return before is not None and (before.ratio > 1) == (shift.ratio > 1)
 
 
 def _failed(night: Night, w: Watched, failure: Failure) -> Change:

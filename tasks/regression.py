@@ -6,7 +6,8 @@ What is known of the noise of a shared machine decides how it is met:
     bursts last for milliseconds to seconds               medians and ranks over rounds, never means or minima
     a neighbour has the other half of the core            peak at about half: such rounds count for nothing
     sessions differ by 1 or 2 % for ever                  the least change that is asked for is beyond that
-    some programs differ more from night to night         their own scatter raises the bar
+    some programs differ more from night to night         their own scatter raises the bar, and that of all on this machine
+    a neighbour's memory traffic lasts an evening         by time alone a change must be there on two nights
     many programs are looked at                           suspects are measured again, and only that is judged (Holm)
 
 A change counts if it is large AND certain. The certainty is of ranks, and exact: Mann and Whitney (Ann. Math. Stat. 18,
@@ -17,7 +18,7 @@ and Lehmann (Ann. Math. Stat. 34, 1963).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement, product
 from math import comb, exp, log, pi, sqrt
@@ -142,11 +143,22 @@ def _moved(then: Sequence[float], now: Sequence[float], margin: float) -> float:
 def _needed(nights: Sequence[Sequence[Sample]], view: Callable[[Sample], float], rule: Rule) -> float:
     """The log of a ratio that nights alone do not make: how this program's nights differ, as far as they are known, beside
     what is expected of any. What a night's few rounds leave open is not theirs: the ranks see to that."""
+    known = len(nights) - 1
+    scatter = (rule.believed * rule.expected**2 + known * _apart(nights, view)) / (rule.believed + known)
+    return rule.scatter * sqrt(scatter * (1 + 1 / min(len(nights), rule.level)))
+
+
+def _apart(nights: Sequence[Sequence[Sample]], view: Callable[[Sample], float]) -> float:
+    """Variance between nights, without what their few rounds leave open."""
     logs = [list(map(view, night)) for night in nights]
-    apart = variance(map(median, logs)) - fmean(map(_open, logs)) if len(logs) > 1 else 0.0
-    known = len(logs) - 1
-    scatter = (rule.believed * rule.expected**2 + known * max(apart, 0.0)) / (rule.believed + known)
-    return rule.scatter * sqrt(scatter * (1 + 1 / min(len(logs), rule.level)))
+    return max(variance(map(median, logs)) - fmean(map(_open, logs)), 0.0) if len(logs) > 1 else 0.0
+
+
+def of_this_machine(programs: Sequence[Sequence[Sequence[Sample]]], rule: Rule = RULE) -> Rule:
+    """What is expected of any program's nights, learnt from those of all: on a shared machine they differ by 10 % and more."""
+    known = [nights for nights in programs if len(nights) > 1]
+    scatter = median(min(_apart(nights, _work), _apart(nights, _seconds)) for nights in known) if known else 0.0
+    return replace(rule, expected=max(rule.expected, sqrt(scatter)))
 
 
 def _open(logs: Sequence[float]) -> float:

@@ -211,6 +211,8 @@ def test_ten_per_cent_in_one_kernel_are_reported_with_their_cause(
 ) -> None:
     for _ in range(3):
         assert not nights.night(steady)["changes"]
+    if changed == ["time"]:
+        assert not nights.night(slow(nights.key(1)))["changes"], "by time alone it must last"
     c = only(nights.night(slow(nights.key(1)), **columns))
     w = nights.model.workloads[1]
     assert (c["workload"], c["name"], c["program"]) == (w.key, w.name, nights.key(1))
@@ -220,11 +222,21 @@ def test_ten_per_cent_in_one_kernel_are_reported_with_their_cause(
     assert (shift["workload"], shift["changed"], shift["ratio"]) == (w.key, ", ".join(changed), c["ratio"])
 
 
+def test_an_evening_is_no_change(nights: Nights) -> None:
+    """What a neighbour does to one program for a night, up or down, and every second night."""
+    for _ in range(3):
+        nights.night(steady)
+    for factor in (1.4, 1.0, 0.7, 1.0, 1.7):
+        assert not nights.night(slow(nights.key(1), factor))["changes"]
+        assert not nights.night(steady)["changes"]
+
+
 def test_a_change_is_reported_once_and_is_then_normal(nights: Nights) -> None:
     for _ in range(2):
         nights.night(steady)
-    assert nights.night(slow(nights.key(1)))["slower"] == 1
+    assert [nights.night(slow(nights.key(1)))["slower"] for _ in range(2)] == [0, 1]
     assert [nights.night(slow(nights.key(1)))["changes"] for _ in range(4)] == [[]] * 4
+    assert not nights.night(steady)["changes"]
     better = only(nights.night(steady))
     assert better["ratio"] < 1 and list(better["changed"]) == ["time"]
 
